@@ -27,7 +27,7 @@ INTERNAL = {
     "reporting.simulate": "make simulate",
     "watch.track": "altgrad/watch/README.md",
     "benchmark.compiled": "altgrad.benchmark, in a process for each step",
-    "benchmark.probe": "altgrad.execution, for an estimate",
+    "benchmark.probe": "stages.probe, for an estimate, and altgrad.benchmark",
     "training.replica": "altgrad.training, for a cell of several processes",
     "reporting.offline": "make, once, with the environment",
 }

@@ -46,15 +46,15 @@ def main(arguments: list[str]) -> None:
     if options.engine == "ray" and (options.jobs or options.estimate):
         raise UserError("ENGINE=ray: a cluster runs as many cells as it has CPUs for; leave out JOBS and --estimate")
 
-    from altgrad.execution.copied import copied_project  # DVC, which takes a moment to load
+    from altgrad.execution.pending import copied_project  # DVC, which takes a moment to load
 
     with copied_project() if options.estimate else nullcontext():
         _run(options)
 
 
 def _run(options: argparse.Namespace) -> None:
-    from altgrad.execution import budget, cells, disk, local, on_ray, plan, settings
-    from altgrad.execution.tracking import tracked
+    from altgrad.execution import budget, cells, costs, local, on_ray, pending, settings
+    from altgrad.execution.progress import tracked
 
     with redirect_stdout(StringIO() if options.estimate else sys.stdout):  # which says what has been kept where
         settings.change_params(Path("params.yaml"), options.set_param)
@@ -68,14 +68,15 @@ def _run(options: argparse.Namespace) -> None:
     executor = on_ray.RayCluster(*takes) if options.engine == "ray" else pool
     if options.estimate:
         record = budget.record_of(options.gpu) if options.gpu else budget.record_here(pool.gpu)
-        tasks, _ = plan.first_tasks()
+        tasks, _ = pending.first_tasks()
         if tasks:
             jobs = None if options.gpu else pool.jobs
             before = time.time() - psutil.Process().create_time()
             found = budget.estimate_on(record, tasks, jobs) if record else budget.estimate(tasks, pool.jobs)
             if not options.gpu:
                 found = budget.with_the_rest(found, before)
-            print(f"{budget.said(found, tasks, params.budget)}; {disk.said(disk.needed(tasks, pool.jobs))}")
+            disk = costs.disk_sentence(costs.disk_needed(tasks, pool.jobs))
+            print(f"{budget.said(found, tasks, params.budget)}; {disk}")
         else:
             print("no cell has to run")
         if record:
@@ -84,7 +85,7 @@ def _run(options: argparse.Namespace) -> None:
 
     def choose(tasks: list[Task]) -> list[Task]:
         chosen = budget.choose(tasks, pool.jobs, params.budget) if limit < math.inf else tasks
-        disk.require_room(chosen, pool.jobs)
+        costs.require_room(chosen, pool.jobs)
         return chosen
 
     with tracked(params.tracking), closing(pool):

@@ -1,9 +1,9 @@
 """What the cells that have to run will take and cost, and which of them a budget has room for.
 
-Cells that differ in seed, learning rate and the numbers of a format take equally long. What each kind took here before
-is remembered in `TOOK`. Of the others a few steps are timed, in as many processes at a time as cells will run in, since
-they share the machine's memory and cores, and of no further kind after `altgrad.benchmark.probe.LONGEST` seconds.
-Of a GPU that is not at hand, or was measured before, the seconds are read from the record of `make gpu`.
+`altgrad.execution.costs` remembers the seconds of each kind of cell that ran here before. A few steps of other kinds
+are timed, in as many processes at a time as cells will run in, since they share the machine's memory and cores. After
+half a minute no further kind is begun. For a GPU that is elsewhere, or was measured before, the seconds are read from
+the record of `make gpu`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from typing import Any
 from altgrad.common.errors import UserError
 from altgrad.common.files import read_json
 from altgrad.config.schema import Budget, Train
-from altgrad.execution.children import stop_children
+from altgrad.execution.costs import COMPILES, Kind, Settings, kind_of, remembered, report_seconds
+from altgrad.execution.dvc_api import stop_children
 from altgrad.execution.executor import LOGS, Task
-from altgrad.execution.kinds import COMPILES, Kind, Settings, kind_of, remembered, report_seconds
-from altgrad.execution.plan import rest
+from altgrad.execution.pending import rest
 
-PROBE = [sys.executable, "-m", "altgrad.benchmark.probe"]
+PROBE = [sys.executable, "-m", "stages.probe"]
 COMPILING = 30.0  # seconds of compiling a kind's graph, once, on a core of its own
 WORTH_COMPILING = 600.0  # seconds of a grid from which on it is compiled for the estimate
-LOG = "probe-{}.log"  # of each process, in LOGS
 
 RECORDS = Path("reports/bench")
 PRICE = 2.5  # US dollars of an hour of an H100, in 2026; `budget.price` is another
@@ -52,14 +51,15 @@ class Estimate:
     after: float = 0.0  # of DVC and the report
 
     def of(self, tasks: Iterable[Task]) -> float:
+        """Return the seconds that ``tasks`` take together."""
         work = sum(self.seconds[task.name] for task in tasks)
         return self.before + self.load + work / self.jobs + self.after if work else 0.0
 
     def fitting(self, tasks: Sequence[Task], limit: float) -> list[Task]:
-        """Return which of ``tasks`` take at most ``limit`` seconds together: whole seeds, in grid order.
+        """Return the tasks that take at most ``limit`` seconds together: whole seeds, in grid order.
 
-        A comparison is paired by seed, so that a seed whose cells are all there is worth more than some of each. Where
-        not one seed fits, as many cells as do, in grid order.
+        Comparisons are paired by seed, so a seed with all its cells is worth more than some cells of each. If not even
+        one seed fits, return as many cells as do, in grid order.
         """
         seeds = list(dict.fromkeys(self.cells[task.key]["seed"] for task in tasks))
         for count in range(len(seeds), 0, -1):
@@ -77,43 +77,43 @@ def estimate(
 ) -> Estimate:
     """Return what ``tasks`` will take, ``jobs`` at a time.
 
-    ``seconds_of`` returns what cells take of which one for each kind is given; by default a few steps of it are timed.
-    Raises :class:`UserError` with what a cell failed of.
+    ``seconds_of`` takes one cell of each kind and returns its seconds; by default a few steps of it are timed.
+    Raises :class:`UserError` with the reason if a timed cell fails.
     """
     cells = {task.key: read_json(Path(f"data/grid/{task.key}.json")) for task in tasks}
     kinds = {key: kind_of(cell) for key, cell in cells.items()}
     known = {} if seconds_of else remembered(set(kinds.values()), jobs)
     first = {kind: key for key, kind in reversed(kinds.items()) if kind not in known}
     counts = Counter(kinds.values())
-    # Time may not suffice for all. Those that quantize take what the others take, and more.
+    # Time may not suffice for all kinds. Quantized ones come first: they take what the others take, and more.
     order = sorted(first, key=lambda kind: (bool(cells[first[kind]]["rules"]), counts[kind]), reverse=True)
     asked = {first[kind]: cells[first[kind]] for kind in order}
 
     def by(timed: dict[str, Kind], compiling: float = 0.0) -> Estimate:
-        """Return the estimate by ``timed``, where a kind's graph takes ``compiling`` seconds besides."""
+        """Return the estimate from ``timed`` cells, with ``compiling`` seconds more for the graph of each kind."""
         loaded = {key: replace(kind, load=kind.load + compiling) for key, kind in timed.items()}
-        others = {key: max(loaded.values(), key=lambda kind: kind.step) for key in asked.keys() - loaded.keys()}
-        of = known | {kind: (loaded | others)[key] for kind, key in first.items()}
+        slowest = {key: max(loaded.values(), key=lambda kind: kind.step) for key in asked.keys() - loaded.keys()}
+        of = known | {kind: (loaded | slowest)[key] for kind, key in first.items()}
         seconds = {task.name: of[kinds[task.key]].seconds(task, cells[task.key]) for task in tasks}
-        said = [f"earlier runs of {len(known)}"] * bool(known) + [f"a few steps of {len(timed)}"] * bool(timed)
-        text = f"by {' and '.join(said)} of {len(of)} kind{'s' * (len(of) > 1)} of cells"
+        sources = [f"earlier runs of {len(known)}"] * bool(known) + [f"a few steps of {len(timed)}"] * bool(timed)
+        text = f"by {' and '.join(sources)} of {len(of)} kind{'s' * (len(of) > 1)} of cells"
         text += "; the others as the slowest of these" if len(timed) < len(first) else ""
         return Estimate(seconds, cells, sum(kind.load for kind in of.values()), jobs, text)
 
     if seconds_of or not asked:
         return by(seconds_of(asked) if seconds_of else {})
-    lengths = [{name: cell["train"][name] for name in ("steps", "compile")} for cell in asked.values()]
-    if not any(Train(**length).compiles for length in lengths):
-        return by(probed(list(asked), jobs))
-    # To compile may take longer than a small grid. Its runs take no longer than uncompiled, and are soon measured so.
-    found = by(probed(list(asked), jobs, eager=True), COMPILING / jobs)
-    return found if found.of(tasks) < WORTH_COMPILING else by(probed(list(asked), jobs))
+    if any(Train(**{name: cell["train"][name] for name in ("steps", "compile")}).compiles for cell in asked.values()):
+        # To compile may take longer than a small grid, and its cells take no longer than uncompiled ones.
+        found = by(probed(list(asked), jobs, eager=True), COMPILING / jobs)
+        if found.of(tasks) < WORTH_COMPILING:
+            return found
+    return by(probed(list(asked), jobs))
 
 
 def with_the_rest(found: Estimate, before: float) -> Estimate:
-    """Return the estimate with all that `make repro` does besides; ``before``: seconds that came before the cells.
+    """Return the estimate with the other work of `make repro`; ``before``: seconds that came before the cells.
 
-    DVC is given what was trained, what was diagnosed, and looks once more: as long each as looking takes now.
+    DVC looks at the grid after training, after diagnosis and once more, each time as long as now.
     """
     began = time.monotonic()
     rest()
@@ -122,7 +122,10 @@ def with_the_rest(found: Estimate, before: float) -> Estimate:
 
 
 def choose(tasks: Sequence[Task], jobs: int, budget: Budget) -> list[Task]:
-    """Return the tasks that ``budget`` has room for, and say what they will take and what is left out."""
+    """Return the tasks that ``budget`` has room for; print what they will take and what is left out.
+
+    Raises :class:`UserError` if there is room for none.
+    """
     found = estimate(tasks, jobs)
     print(said(found, tasks, budget), flush=True)
     kept = found.fitting(tasks, budget.limit)
@@ -132,7 +135,7 @@ def choose(tasks: Sequence[Task], jobs: int, budget: Budget) -> list[Task]:
 
 
 def said(found: Estimate, tasks: Sequence[Task], budget: Budget) -> str:
-    """Return the estimate, and what of it the budget has room for, as sentences."""
+    """Return sentences that say what ``tasks`` take and cost, and which of them the budget has room for."""
     kept = found.fitting(tasks, budget.limit)
 
     def amount(some: Sequence[Task]) -> str:
@@ -151,10 +154,9 @@ def said(found: Estimate, tasks: Sequence[Task], budget: Budget) -> str:
         return text
     left = {task.key for task in tasks} - {task.key for task in kept}
     seeds = sorted({found.cells[key]["seed"] for key in left})
-    which = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     return (
         f"{text}; {_what_limits(budget)} has room for {count - len(left)} of them, about {amount(kept)}. "
-        f"Left out: {len(left)}, of {which}"
+        f"Left out: {len(left)}, of seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
     )
 
 
@@ -170,52 +172,45 @@ def _what_limits(budget: Budget) -> str:
 
 
 def probed(keys: Sequence[str], jobs: int, *, eager: bool = False) -> dict[str, Kind]:
-    """Return the seconds of each kind of cell in ``keys``, measured in ``jobs`` processes at a time.
+    """Return the seconds of each cell in ``keys``, measured in ``jobs`` processes at a time.
 
-    ``eager``: without compiling any. What else is compiled for it is kept for the runs.
+    ``eager``: compile no graph. Other compiled code is kept for the runs.
     """
     print(f"timing a few steps of {', '.join(keys)}{', uncompiled' * eager}", flush=True)
     command = [*PROBE, *["--eager"] * eager, *keys]
     LOGS.mkdir(parents=True, exist_ok=True)
-    logs = [LOGS / LOG.format(number) for number in range(jobs)]  # not one, in which their lines would mix
+    logs = [LOGS / f"probe-{number}.log" for number in range(jobs)]  # not one, in which their lines would mix
     with ExitStack() as files:
-        of_each = [files.enter_context(open(log, "wb")) for log in logs]
-        processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log) for log in of_each]
+        streams = [files.enter_context(open(log, "wb")) for log in logs]
+        processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stream) for stream in streams]
         try:
             answers = [process.communicate()[0] for process in processes]
-        except KeyboardInterrupt:  # a signal to this process alone is none to those, nor to compilers that they run
+        except KeyboardInterrupt:  # a signal to this process alone does not reach them, nor compilers that they run
             stop_children()
             raise
     for process, log in zip(processes, logs, strict=True):
         if process.returncode:
             lines = log.read_text(errors="replace").replace("\r", "\n").strip().split("\n")
             raise UserError(f"no estimate could be made: {lines[-1].removeprefix('error: ')} (all of it is in {log})")
-    probes = [{found["key"]: found for found in map(json.loads, answer.splitlines())} for answer in answers]
+    probes = [{part["key"]: part for part in map(json.loads, answer.splitlines())} for answer in answers]
     measured = {key: [probe[key] for probe in probes if key in probe] for key in keys}
     found = {key: Kind.of(parts) for key, parts in measured.items() if parts}
     return {key: replace(kind, load=min(kind.load, COMPILES)) for key, kind in found.items()}  # compiled by now
 
 
 def record_of(name: str, folder: Path = RECORDS) -> Record:
-    """Return the record of the GPU whose name has ``name`` in it, whatever its case.
+    """Return the record of the GPU whose name contains ``name``, in any case.
 
-    Raises :class:`UserError` if there is not one such, or it has no run that was taken apart.
+    Raises :class:`UserError` unless there is exactly one, with a run that was taken apart.
     """
-    found = {record["device"]: record for path in sorted(folder.glob("gpu_*.json")) if (record := read_json(path))}
-    named = [device for device in found if name.lower() in device.lower()]
+    records = {record["device"]: record for path in sorted(folder.glob("gpu_*.json")) if (record := read_json(path))}
+    named = [device for device in records if name.lower() in device.lower()]
     if len(named) != 1:
-        known = ", ".join(found) or f"none; `make gpu` writes one on a machine with a GPU, to {folder}"
+        known = ", ".join(records) or f"none; `make gpu` writes one on a machine with a GPU, to {folder}"
         raise UserError(f"GPU={name}: {'more than one GPU is' if named else 'no GPU is'} named so; measured: {known}")
-    if not found[named[0]].get("parts_of_runs"):
+    if not records[named[0]].get("parts_of_runs"):
         raise UserError(f"GPU={name}: the record of {named[0]} has no seconds of runs yet; `make gpu` there goes on")
-    return found[named[0]]
-
-
-def row_of(record: Record, cell: dict[str, Any]) -> dict[str, float] | None:
-    """Return what a run of the model and batch of ``cell`` was made of, None if none of them was measured."""
-    batch = cell["train"]["batch"] * cell["train"]["grad_accumulation"]
-    rows = record.get("parts_of_runs", [])
-    return next((row for row in rows if row["batch"] == batch and row["sizes"].items() <= cell["model"].items()), None)
+    return records[named[0]]
 
 
 def record_here(device: str | None, folder: Path = RECORDS) -> Record | None:
@@ -225,14 +220,19 @@ def record_here(device: str | None, folder: Path = RECORDS) -> Record | None:
 
 
 def estimate_on(record: Record, tasks: Sequence[Task], jobs: int | None = None) -> Estimate:
-    """Return what ``tasks`` will take on the GPU of ``record``, by the models that it has.
+    """Return what ``tasks`` will take on the GPU of ``record``, which has the seconds of some models and batches.
 
-    ``jobs`` at a time on this machine, where a few steps of other models are timed; without it one at a time there,
-    with :class:`UserError` for a model that the record does not have.
+    With ``jobs``, the GPU is this machine's: that many run at a time, and a few steps of other models are timed.
+    Without it one runs at a time, and another model raises :class:`UserError`.
     """
 
-    def known(cells: dict[str, dict[str, Any]]) -> dict[str, Kind]:
-        rows = {key: row for key, cell in cells.items() if (row := row_of(record, cell))}
+    def row_of(cell: Settings) -> dict[str, float] | None:
+        batch = cell["train"]["batch"] * cell["train"]["grad_accumulation"]
+        fit = (row for row in record.get("parts_of_runs", []) if row["batch"] == batch)
+        return next((row for row in fit if row["sizes"].items() <= cell["model"].items()), None)
+
+    def known(cells: dict[str, Settings]) -> dict[str, Kind]:
+        rows = {key: row for key, cell in cells.items() if (row := row_of(cell))}
         others = [key for key in cells if key not in rows]
         if others and jobs is None:
             has = ", ".join(f"{row['name']} (batch {row['batch']})" for row in record["parts_of_runs"])
@@ -248,9 +248,8 @@ def sizes_table(record: Record, budget: Budget) -> str:
     """Return what runs of each measured model size take and cost on the GPU, as lines for the terminal."""
     price = budget.price or PRICE
     last = record["sessions"][max(record["sessions"], key=int)]
-    first = record["parts_of_runs"][0]
     source = f"torch {last['torch']}, commit {(last['commit'] or 'unknown')[:10]}"
-    what = f"{first['format']}, {TOKENS_A_PARAMETER} tokens a parameter, at {price:.2f} an hour"
+    what = f"{record['parts_of_runs'][0]['format']}, {TOKENS_A_PARAMETER} tokens a parameter, at {price:.2f} an hour"
     lines = [
         f"{record['device']} ({source}), {what}:",
         f"{'model':<10}{'parameters':>12}{'tokens/s':>12}{'a run':>10}{'costs':>10}{f'{RUNS} runs':>10}",

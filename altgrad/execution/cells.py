@@ -1,8 +1,9 @@
-"""The cells of a grid from the plan to DVC: tasks to an executor, what it finished to DVC, interrupts to what runs.
+"""The loop of `make repro`: it gives tasks to an executor, hands finished ones to DVC, and passes interrupts on.
 
 `dvc repro` runs one stage at a time under a lock of its own and writes all of dvc.lock anew after each. So the cells
 that it would train or diagnose are done ahead of it, and the finished ones are handed to DVC many at a time. A cell is
-diagnosed when DVC has what its training wrote, while others train. What DVC has cached is taken from there.
+diagnosed when DVC has the outputs of its training, while others train. Results that DVC has cached are taken from
+there.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from altgrad.common.console import handled
 from altgrad.common.errors import UserError
 from altgrad.common.files import read_json, write_text
-from altgrad.execution import dvc_api, kinds
+from altgrad.execution import costs, dvc_api
 from altgrad.execution.early_stop import LOOK_EVERY, EarlyStop
 from altgrad.execution.executor import BEGAN, LOGS, TOLD_TO_STOP, Executor, Outcome, Status, Task
-from altgrad.execution.plan import HandOver, first_tasks, rest
+from altgrad.execution.pending import HandOver, first_tasks, rest
 from altgrad.execution.progress import Progress, why_it_failed
 
 POLL_SECONDS = 0.1
@@ -31,12 +32,11 @@ def run_cells(
     executor: Executor, choose: Callable[[list[Task]], list[Task]] | None = None, limit: float = math.inf, *,
     early_stop: bool = False,
 ) -> list[str]:  # fmt: skip
-    """Run what `dvc repro` would run of the cells of params.yaml; return which stages it would run after them.
+    """Run the cells of params.yaml that `dvc repro` would run; return the stages that it would run after them.
 
-    ``choose`` says which of the tasks are run at all, and after ``limit`` seconds those that still run are stopped,
-    with a checkpoint. With ``early_stop``, cells that their rivals have beaten are stopped, and told of at the end.
-    Raises :class:`UserError` naming every task that failed, each with its last line; those that did
-    not fail are handed to DVC all the same.
+    ``choose`` returns the tasks that are run at all. After ``limit`` seconds those that still run are stopped, with a
+    checkpoint. With ``early_stop``, cells that another learning rate has beaten are stopped, and named at the end.
+    Raises :class:`UserError` with every task that failed and its last line; the others are handed to DVC all the same.
     """
     tasks, after = first_tasks()
     if not tasks:
@@ -52,30 +52,30 @@ def run_cells(
 
 
 def run_the_rest(stages: Sequence[str]) -> None:
-    """Run the stages that come after the cells; a single one by itself, since DVC would look at every cell again.
+    """Run the stages that come after the cells; a single one alone, since DVC would look at every cell again.
 
-    Raises :class:`UserError` where one fails.
+    Raises :class:`UserError` if one fails.
     """
     if stages:
         began = time.monotonic()
         dvc_api.reproduce(list(stages), alone=len(stages) == 1)
         if stages == ["report"]:
-            kinds.remember_report(time.monotonic() - began)
+            costs.remember_report(time.monotonic() - began)
 
 
 class TaskRun:
-    """Tasks on their way through an executor to DVC, and the diagnoses of what they train.
+    """Tasks on their way through an executor to DVC, and the diagnoses of the cells that they train.
 
-    After ``limit`` seconds nothing more is trained, and cells that train write a checkpoint and stop. So do those that
-    ``judge`` gives up, and what it gives up beforehand is not begun.
+    After ``limit`` seconds nothing more is trained, and cells that train write a checkpoint and stop. So do cells that
+    ``judge`` gives up; cells that it gives up beforehand are not begun.
     """
 
     def __init__(self, executor: Executor, limit: float = math.inf, judge: EarlyStop | None = None) -> None:
         self._executor, self._judge = executor, judge
         self._ends, self._out_of_time = time.monotonic() + limit, False
-        self._received: list[int] = []  # signals, of which so many have been passed on
-        self._passed_on = 0
-        self._unfinished: dict[str, Task] = {}  # what was submitted and has not ended, by name
+        self._received: list[int] = []  # signals
+        self._passed_on = 0  # how many of them the executor was told
+        self._unfinished: dict[str, Task] = {}  # tasks that were submitted and have not ended, by name
         self._given_up: dict[str, Task] = {}
         self._failures: dict[str, str] = {}
         self._status = Status([], [])
@@ -85,9 +85,9 @@ class TaskRun:
         self._looked = -LOOK_EVERY
 
     def run(self, tasks: Sequence[Task]) -> dict[str, str]:
-        """Run tasks and hand them to DVC; return what went wrong, by name.
+        """Run tasks and hand them to DVC; return why some failed, by name.
 
-        An interrupt or SIGTERM reaches every task that is running, which writes a checkpoint and stops; then this
+        An interrupt or SIGTERM reaches every task that is running, which writes a checkpoint and stops. Then this
         process ends with status 128 + signal.
         """
         LOGS.mkdir(parents=True, exist_ok=True)
@@ -95,14 +95,18 @@ class TaskRun:
             self._given_up = {task.name: task for task in self._judge.given_up(tasks)}
         begun = [task for task in tasks if task.name not in self._given_up]
         caught = handled(lambda signum, frame: self._received.append(signum))  # instead of being stopped by them
-        with caught, _began(), closing(Progress()) as progress:
-            hand_over = HandOver()
-            progress.add(begun)
-            self._start(begun)
-            while not self._turn(progress, hand_over):
-                if not self._status.ended:
-                    time.sleep(POLL_SECONDS)
-        kinds.remember(self._took, self._at_once)
+        BEGAN.touch()
+        try:
+            with caught, closing(Progress()) as progress:
+                hand_over = HandOver()
+                progress.add(begun)
+                self._start(begun)
+                while not self._turn(progress, hand_over):
+                    if not self._status.ended:
+                        time.sleep(POLL_SECONDS)
+        finally:
+            BEGAN.unlink(missing_ok=True)
+        costs.remember(self._took, self._at_once)
         self._tell()
         failures = self._failures | hand_over.failures
         return {name: f"{problem} (its output is in {LOGS / name}.log)" for name, problem in failures.items()}
@@ -115,7 +119,7 @@ class TaskRun:
         self._executor.submit(tasks)
 
     def _turn(self, progress: Progress, hand_over: HandOver) -> bool:
-        """Pass on what came from outside, take what ended, start what follows; return whether that was all."""
+        """Pass signals on, take in tasks that ended, start those that follow; return whether all is done."""
         for signum in self._received[self._passed_on :]:  # before the poll, which may start the next task
             self._executor.cancel(signum)
             self._passed_on += 1
@@ -138,7 +142,7 @@ class TaskRun:
         return over
 
     def _end_training(self) -> None:
-        """Have what runs stop, and of what waits run the diagnoses alone, so that what is trained counts."""
+        """Stop the tasks that run, and of those that wait run the diagnoses alone, so that trained cells count."""
         self._out_of_time = True
         self._executor.cancel(signal.SIGTERM)
         running = {task.name for task in self._status.running}
@@ -162,7 +166,7 @@ class TaskRun:
             self._start([task])
 
     def _look_for_beaten(self) -> None:
-        """Give up, now and then, the cells that another learning rate has clearly beaten."""
+        """Every few seconds, give up the cells that another learning rate has clearly beaten."""
         due = time.monotonic() - self._looked > LOOK_EVERY and not (self._received or self._out_of_time)
         if self._judge is None or not due:
             return
@@ -173,7 +177,7 @@ class TaskRun:
             self._executor.cancel(signal.SIGTERM, [task.name for task in beaten])
 
     def _tell(self) -> None:
-        """Say why not everything was run; end the process where it was stopped."""
+        """Say why not everything was run; end the process if it was stopped."""
         if self._received:
             print("interrupted; the checkpoints are saved, run the same command to resume", file=sys.stderr)
             sys.exit(128 + self._received[0])
@@ -185,13 +189,3 @@ class TaskRun:
                 f"given up, since another learning rate had beaten them by a fifth of the steps: "
                 f"{len(self._given_up)} ({keys})", file=sys.stderr,
             )  # fmt: skip
-
-
-@contextmanager
-def _began() -> Iterator[None]:
-    """Leave a mark of when tasks began to be run, for whoever watches."""
-    BEGAN.touch()
-    try:
-        yield
-    finally:
-        BEGAN.unlink(missing_ok=True)

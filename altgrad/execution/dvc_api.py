@@ -1,8 +1,8 @@
 """The only file that uses DVC's inner modules, which DVC does not promise to keep.
 
-DVC's commands know no "take this from the run cache if it is there, else only say so" and no "these outputs are
-made, put them into the cache and all of them into dvc.lock at once"; its Python objects do. What is used of them is
-listed in ``MEMBERS``. Whatever the installed DVC lacks is said in one sentence before anything is touched.
+DVC's commands cannot take a stage from the run cache and otherwise only say so. Nor can they put outputs that are made
+into the cache, and all of them into dvc.lock at once. DVC's Python objects can. ``MEMBERS`` lists what is used of them,
+and whatever the installed DVC lacks is said in one sentence before anything is touched.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ import inspect
 import logging
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import cached_property, partial
+from contextlib import contextmanager, suppress
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import dvc
+import psutil
 
 from altgrad.common.errors import UserError
-from altgrad.execution import dvc_files
-from altgrad.execution.children import stop_children
 
-# With these the tests of this file passed, and a grid was trained and handed over. README.md says how to try another.
+# The tests of this file passed with these, and a grid was trained and handed over. README.md says how to try another.
 TRIED_VERSIONS = ("3.67.0", "3.67.1")
+END_S = 1.0  # seconds that a process which was interrupted has to end by itself
 
-# Members of the objects that DVC makes, by the name of their class here: for a method, the arguments that it is given;
-# None for what is only read.
+# Members of DVC's objects by class: the arguments that a method is called with, None for what is only read.
 MEMBERS: dict[str, dict[str, tuple[str, ...] | None]] = {
-    "Repo": {"index": None, "lock": None, "stage_cache": None, "reproduce": ("targets", "single_item")},
+    "Repo": {"index": None, "lock": None, "stage_cache": None, "_reset": (), "reproduce": ("targets", "single_item")},
     "Index": {"stages": None},
     "StageCache": {"restore": ("stage",)},
     "Stage": {
@@ -62,23 +62,25 @@ try:
     from dvc.repo import Repo
     from dvc.stage import Stage
     from dvc.stage.cache import RunCacheNotFoundError
+
+    from altgrad.execution import dvc_files
 except ImportError as error:
     raise changed_api(str(error).partition(" (")[0]) from None  # without the path of the module
 
 
-def check_members(found: object, class_name: str) -> None:
-    """Raise :class:`UserError` unless ``found`` has the members that ``MEMBERS`` lists under ``class_name``.
+def check_members(checked: object, class_name: str) -> None:
+    """Raise :class:`UserError` unless ``checked`` has the members that ``MEMBERS`` lists under ``class_name``.
 
     No property is evaluated: some of them read every file of a project.
     """
     for name, arguments in MEMBERS[class_name].items():
         missing = object()
-        if inspect.getattr_static(found, name, missing) is missing:
+        if inspect.getattr_static(checked, name, missing) is missing:
             raise changed_api(f"{class_name}.{name} is missing")
         if arguments is None:
             continue
         try:
-            inspect.signature(getattr(found, name)).bind(**dict.fromkeys(arguments))
+            inspect.signature(getattr(checked, name)).bind(**dict.fromkeys(arguments))
         except TypeError as error:
             raise changed_api(f"{class_name}.{name} cannot be given ({', '.join(arguments)}): {error}") from None
 
@@ -110,7 +112,7 @@ class CellStage:
         self._stage.remove_outs()
 
     def restore(self) -> bool:
-        """Take its outputs from the run cache and save it; return whether they were there, undamaged."""
+        """Take the stage's outputs from the run cache and save it; return whether they were there, undamaged."""
         self.drop_damaged()  # what dvc.lock names
         try:
             self._repo.stage_cache.restore(self._stage)
@@ -123,7 +125,7 @@ class CellStage:
         return True
 
     def drop_damaged(self) -> bool:
-        """Remove from the cache what is damaged of its outputs there, and say so; return whether anything was."""
+        """Remove damaged objects of the stage's outputs from the cache and say so; return whether there were any."""
         kept = [(out.cache, out.hash_info) for out in self._stage.outs if out.hash_info and out.use_cache]
         bad = [path for cache, oid in kept for path in dvc_files.damaged(Path(cache.path), oid.value)]
         for path in bad:
@@ -133,17 +135,18 @@ class CellStage:
         return bool(bad)
 
     def is_there(self) -> bool:
+        """Return whether all outputs of the stage exist."""
         return all(Path(out.fs_path).exists() for out in self._stage.outs)
 
     def hash_dependencies(self) -> tuple[str, ...]:
-        """Return hashes of what it depends on, as that is now."""
+        """Return the hashes of the stage's dependencies as they are now."""
         self._stage.save_deps()
         return tuple(str(dep.hash_info) for dep in self._stage.deps)
 
     def save(self) -> None:
-        """Put its outputs into the cache; dvc.lock learns of them from :meth:`Project.write_lock_file`.
+        """Put the stage's outputs into the cache; :meth:`DvcProject.write_lock_file` puts them into dvc.lock.
 
-        Raises :class:`UserError` when DVC does not take them, for instance because one is missing.
+        Raises :class:`UserError` if DVC does not take them, for instance because one is missing.
         """
         try:
             self._stage.save()
@@ -152,92 +155,97 @@ class CellStage:
             raise UserError(str(error)) from error
 
 
-class Project:
-    """The project of the working directory while this process holds DVC's lock on it."""
+class DvcProject:
+    """The DVC project of the working directory while this process holds DVC's lock on it."""
 
     def __init__(self, repo: Repo) -> None:
         check_members(repo.index, "Index")
         check_members(repo.stage_cache, "StageCache")
         self._repo = repo
-        self._built: dict[tuple[str, bool], Any] = {}
-        self._read: dict[tuple[str, tuple[str, ...], bool], dict[str, Any]] = {}
 
     @cached_property
     def _stages(self) -> list[Stage]:
-        """All stages. What several of them depend on, as all cells do on the code and on params.yaml, is read once.
+        """All stages. Dependencies that several of them share, such as the code, are read once for all.
 
-        DVC would do it for each of them anew, and several times: three quarters of what it takes to look at a grid.
+        DVC would read them for each stage anew, several times: three quarters of the time to look at a grid.
         """
         stages = list(self._repo.index.stages)
         shared = Counter(dep.fs_path for stage in stages for dep in stage.deps)
+        seen: dict[Any, Any] = {}
         for dep in (dep for stage in stages for dep in stage.deps):
             check_members(dep, "Dependency")
             if isinstance(dep, ParamsDependency):
                 check_members(dep, "ParamsDependency")
-                dep.read_params = partial(self._read_once, dep.read_params, dep.fs_path, tuple(dep.params))
+                dep.read_params = _once(dep.read_params, seen, (dep.fs_path, *dep.params))
             elif shared[dep.fs_path] > 1:
-                dep._build = partial(self._once, dep._build, dep.fs_path)
+                dep._build = _once(dep._build, seen, dep.fs_path)
         return stages
-
-    def _once(self, build: Callable[..., Any], path: str, *args: Any, dry_run: bool = False, **kwargs: Any) -> Any:
-        """Do for the first dependency that has ``path`` what DVC would do for each, and tell the others."""
-        if (path, dry_run) not in self._built:
-            self._built[path, dry_run] = build(*args, dry_run=dry_run, **kwargs)
-        return self._built[path, dry_run]
-
-    def _read_once(
-        self, read: Callable[..., dict[str, Any]], path: str, names: tuple[str, ...], *, flatten: bool = True
-    ) -> dict[str, Any]:
-        """Read for the first stage that depends on ``names`` of a parameter file, and tell the others."""
-        if (path, names, flatten) not in self._read:
-            self._read[path, names, flatten] = read(flatten=flatten)
-        return dict(self._read[path, names, flatten])
 
     def cells_of(self, stage: str) -> list[CellStage]:
         """Return the stages of dvc.yaml's matrix ``stage``, one for each cell, in its order."""
-        stages = [found for found in self._stages if getattr(found, "name", "").startswith(f"{stage}@")]
-        return [CellStage(found, self._repo) for found in stages]
+        stages = [member for member in self._stages if getattr(member, "name", "").startswith(f"{stage}@")]
+        return [CellStage(member, self._repo) for member in stages]
 
     def others(self) -> list[CellStage]:
-        """Return the stages that are no cell's: those of dvc.yaml without a matrix, and any other of the project."""
-        stages = [found for found in self._stages if "@" not in (getattr(found, "name", None) or "")]
-        return [CellStage(found, self._repo) for found in stages]
+        """Return the stages that belong to no cell: those without a matrix."""
+        stages = [member for member in self._stages if "@" not in (getattr(member, "name", None) or "")]
+        return [CellStage(member, self._repo) for member in stages]
 
     def forget_others(self) -> None:
-        """Remove from dvc.lock what it has of stages that are none of the project's any more."""
+        """Remove the entries of stages that the project no longer has from dvc.lock."""
         dvc_files.prune({name for stage in self._stages if (name := getattr(stage, "name", None))})
 
     def write_lock_file(self, saved: list[CellStage]) -> None:
-        """Write what is in the cache of stages that were saved into dvc.lock, all of them at once."""
+        """Write stages whose outputs were saved into dvc.lock, all of them at once."""
         stages = [cell._stage for cell in saved]
         if stages:
             stages[0].dvcfile.dump_stages(stages, update_pipeline=False)
 
 
+def _once(read: Callable[..., Any], seen: dict[Any, Any], name: Any) -> Callable[..., Any]:
+    """Return ``read`` with its answers kept in ``seen`` by ``name`` and options: later calls get the first answer."""
+
+    def reading(*arguments: Any, **options: Any) -> Any:
+        key = name, tuple(sorted((option, value) for option, value in options.items() if isinstance(value, bool)))
+        if key not in seen:
+            seen[key] = read(*arguments, **options)
+        return dict(seen[key]) if isinstance(seen[key], dict) else seen[key]
+
+    return reading
+
+
+@lru_cache(maxsize=1)  # opening it takes as long as looking at a small grid
+def _repository(folder: Path) -> Repo:
+    logging.getLogger("dvc").setLevel(logging.WARNING)  # it would say of every stage that it is cached
+    dvc_files.write_lock_quickly()
+    repo = Repo(str(folder))
+    check_members(repo, "Repo")
+    return repo
+
+
 @contextmanager
-def locked_project() -> Iterator[Project]:
-    """Hold DVC's lock on the project of the working directory, whose files are mended first.
+def locked_project() -> Iterator[DvcProject]:
+    """Hold DVC's lock on the project of the working directory, whose damaged files are mended first.
 
     Raises :class:`UserError` when another DVC command holds it.
     """
-    logging.getLogger("dvc").setLevel(logging.WARNING)  # it would say of every stage that it is cached
-    dvc_files.keep_whole()
     if not os.access(".", os.W_OK):
         raise UserError(f"{Path.cwd()} may not be written; allow it, or copy the project to where it may")
     try:
-        with Repo() as repo:
-            check_members(repo, "Repo")
-            with repo.lock:
-                for sentence in dvc_files.mend():
-                    print(f"note: {sentence}", file=sys.stderr)
-                yield Project(repo)
-                dvc_files.keep_copy()
+        repo = _repository(Path.cwd())
+        with repo.lock:
+            for sentence in dvc_files.mend():
+                print(f"note: {sentence}", file=sys.stderr)
+            repo._reset()  # the files may have changed since the last time
+            yield DvcProject(repo)
+            dvc_files.keep_copy()
+            repo._reset()
     except LockError:
         raise _locked() from None
 
 
 def make_own(copy: Path) -> None:
-    """Make a copy of the working directory's project its own, outside git; a cache that lies elsewhere is shared."""
+    """Set a copy of the working directory's project apart from it and from git; a cache elsewhere stays shared."""
     cache = Config.from_cwd().get("cache", {}).get("dir")
     with Config(str(copy / ".dvc")).edit("local") as settings:
         settings.setdefault("core", {}).update(no_scm=True, site_cache_dir=str(copy / ".dvc/tmp/site"))
@@ -253,12 +261,10 @@ def _locked() -> UserError:
 
 
 def reproduce(stages: list[str], *, alone: bool = False) -> None:
-    """Run ``stages`` and, but ``alone``, what they depend on, as far as they have changed.
+    """Run ``stages`` as far as they have changed, and without ``alone`` what they depend on.
 
-    Raises :class:`UserError` when one fails, which has said why itself.
+    Raises :class:`UserError` when one fails; the stage has said why itself.
     """
-    logging.getLogger("dvc").setLevel(logging.WARNING)
-    dvc_files.keep_whole()
     # In the main thread DVC would let nobody interrupt a stage.
     with ThreadPoolExecutor(1) as thread:
         try:
@@ -270,11 +276,30 @@ def reproduce(stages: list[str], *, alone: bool = False) -> None:
 
 def _reproduce(stages: list[str], alone: bool) -> None:
     try:
-        with Repo() as repo:
-            check_members(repo, "Repo")
-            repo.reproduce(targets=stages, single_item=alone)
+        repo = _repository(Path.cwd())
+        repo.reproduce(targets=stages, single_item=alone)
         dvc_files.keep_copy()
     except LockError:
         raise _locked() from None
     except DvcException as error:
         raise UserError(str(error)) from None
+
+
+def stop_children() -> None:
+    """End the processes that this one has started, and theirs, after an interrupt; those of a terminal had it too."""
+    children = psutil.Process().children(recursive=True)
+    for end, seconds in ((None, END_S), (psutil.Process.terminate, 10 * END_S), (psutil.Process.kill, 10 * END_S)):
+        for child in filter(_is_at_work, children):
+            with suppress(psutil.NoSuchProcess):
+                if end:
+                    end(child)
+        ends = time.monotonic() + seconds
+        while any(map(_is_at_work, children)) and time.monotonic() < ends:
+            time.sleep(0.05)
+
+
+def _is_at_work(process: psutil.Process) -> bool:
+    """Return whether a process runs, without waiting for it: DVC, which waits for its stage, would miss its status."""
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False

@@ -1,11 +1,9 @@
-"""dvc.lock and DVC's rwlock, whole at any moment, and put back where something else has left half of one.
+"""dvc.lock as this project writes it, and DVC's files put back where a stop or a full disk left half of one.
 
-DVC writes both in place: stopped in there, or on a full disk, it leaves a file with which no command of DVC goes on
-(github.com/iterative/dvc, issues 7615 and 814). Processes of this project have it write to a temporary name instead,
-which then takes the place of the file. That is done where DVC opens files for writing text; of a DVC that has no such
-place nothing is changed, and what it leaves is mended by the next command of ours as what a plain `dvc` leaves is.
-
-dvc.lock is also read and written by the parser in C, to the same bytes as DVC's own in Python, in a tenth of the time.
+DVC writes dvc.lock and its rwlock in place. Stopped there, or on a full disk, it leaves a file with which no command of
+DVC goes on (github.com/iterative/dvc, issues 7615 and 814). `mend` restores both before each command of this package.
+`write_lock_quickly` has DVC write dvc.lock through this module: in one piece, and by the parser in C, which writes the
+same bytes as DVC's parser in Python in a tenth of the time.
 """
 
 from __future__ import annotations
@@ -13,14 +11,15 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import dvc.dvcfile
 import psutil
+from dvc.utils.serialize import modify_yaml
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -28,56 +27,62 @@ from altgrad.common.files import write_text
 
 LOCK = Path("dvc.lock")
 TMP = Path(".dvc/tmp")
-PLACES = (Path(), TMP, Path("data/diag"), Path("reports"))  # with files of their own, and not folders of one stage
+PLACES = (Path(), TMP, Path("data/diag"), Path("reports"))  # folders that several stages or commands write to
 COPY, RWLOCK = TMP / "dvc.lock.whole", TMP / "rwlock"
 RUN_CACHE = Path(".dvc/cache/runs")
 
 
-def keep_whole() -> None:
-    """Have this process's DVC write text files by way of a temporary name, and dvc.lock by the parser in C."""
-    import dvc.dvcfile
-    from dvc_objects.fs import local
+def write_lock_quickly() -> None:
+    """Have DVC read and write dvc.lock with `_modify_lock` in this process; a DVC without that place stays as it is."""
+    if hasattr(dvc.dvcfile, "modify_yaml"):
+        dvc.dvcfile.modify_yaml = _modify_lock
 
-    if not hasattr(getattr(local, "FsspecLocalFileSystem", None), "open"):
+
+@contextmanager
+def _modify_lock(path: Any, fs: Any = None) -> Iterator[dict[str, Any]]:
+    """Stand in for DVC's ``modify_yaml``, which keeps comments: dvc.lock has none, other files go to DVC's own."""
+    if Path(path).name != LOCK.name:
+        with modify_yaml(path, fs=fs) as content:
+            yield content
         return
-    if not hasattr(local.FsspecLocalFileSystem.open, "whole"):
-        whole = _whole(local.FsspecLocalFileSystem.open)
-        local.FsspecLocalFileSystem.open = whole  # type: ignore[method-assign]
-        if hasattr(dvc.dvcfile, "modify_yaml"):
-            dvc.dvcfile.modify_yaml = _quick(dvc.dvcfile.modify_yaml)
+    lock = Path(path)
+    content = _parsed(lock.read_text(encoding="utf-8")) if lock.exists() else {}
+    yield content
+    _write(lock, content)
 
 
 def mend() -> list[str]:
-    """Put back what is damaged in the working directory's project; return a sentence for each file that was.
+    """Put back the damaged files of the working directory's project; return a sentence for each.
 
-    Whoever calls it holds DVC's lock on the project, so that nobody is writing.
+    The caller holds DVC's lock on the project, so that nobody is writing.
     """
-    said = []
-    for left in (found for place in PLACES for found in place.glob(".*.*.tmp")):
-        number = left.name.split(".")[-2]  # of the process that was writing it, as `altgrad.common.files` has it
+    for left in (path for place in PLACES for path in place.glob(".*.*.tmp")):
+        number = left.name.split(".")[-2]  # the process that was writing it: see `altgrad.common.files.replacing`
         if number.isdigit() and not psutil.pid_exists(int(number)):
             left.unlink(missing_ok=True)
-    for left in RUN_CACHE.glob("*/*/.*.tmp"):  # the newest of a folder is what DVC takes for the entry
+    # DVC takes the newest file of a folder in the run cache for the entry, and fails with a traceback if there is none.
+    for left in RUN_CACHE.glob("*/*/.*.tmp"):
         left.unlink(missing_ok=True)
-    for folder in RUN_CACHE.glob("*/*"):  # and where it has made the folder and no entry yet, it ends in a traceback
-        with suppress(OSError):
-            folder.rmdir()  # which only an empty one lets happen
+    for folder in RUN_CACHE.glob("*/*"):
+        with suppress(OSError):  # the folder is not empty
+            folder.rmdir()
+    said = []
     if RWLOCK.exists() and not _is_json(RWLOCK):
         RWLOCK.unlink()
         said.append(f"{RWLOCK} was half-written, as a stop or a full disk leaves it: removed, nothing is lost by it")
-    if not LOCK.exists():
+    copy = COPY.read_bytes() if COPY.exists() else None
+    text = LOCK.read_bytes() if LOCK.exists() else None
+    if text is None or text == copy or _is_whole(text):
         return said
-    text = LOCK.read_bytes()
-    if _copy() == text or _is_whole(text):
-        return said
-    whole = next((found for found in (_copy(), _committed()) if found is not None and _is_whole(found)), None)
+    whole = next((earlier for earlier in (copy, _committed()) if earlier is not None and _is_whole(earlier)), None)
     if whole is None:
         LOCK.unlink()
     else:
         write_text(LOCK, whole.decode())
+    state = "as it was when last whole" if whole else "begun anew"
     said.append(
-        f"{LOCK} was damaged, as a stop while DVC writes it or a merge leaves it: it is "
-        f"{'as it was when last whole' if whole else 'begun anew'}, and what it lacks is taken from the cache"
+        f"{LOCK} was damaged, as a stop while DVC writes it or a merge leaves it: it is {state}, and what it lacks is "
+        "taken from the cache"
     )
     return said
 
@@ -87,19 +92,17 @@ def prune(names: set[str]) -> int:
     if not LOCK.exists():
         return 0
     content = _parsed(LOCK.read_text(encoding="utf-8"))
-    gone = [name for name in content["stages"] if name not in names]
+    gone = content["stages"].keys() - names
     if gone:
         content["stages"] = {name: entry for name, entry in content["stages"].items() if name in names}
-        stream = io.StringIO()
-        _dump(content, stream)
-        write_text(LOCK, stream.getvalue())
+        _write(LOCK, content)
     return len(gone)
 
 
 def damaged(cache: Path, oid: str) -> list[Path]:
-    """Return the objects behind ``oid`` in ``cache`` that are not what they are called after, their own MD5.
+    """Return the objects of ``cache`` behind ``oid`` whose content does not have the MD5 that they are named after.
 
-    DVC looks at no object that it has made read-only, and checks out a flipped bit without a word.
+    DVC does not check objects that it has made read-only, and checks out a flipped bit without a word.
     """
     path = cache / oid[:2] / oid[2:]
     if not path.exists():
@@ -108,7 +111,7 @@ def damaged(cache: Path, oid: str) -> list[Path]:
     if hashlib.md5(content, usedforsecurity=False).hexdigest() != oid.removesuffix(".dir"):
         return [path]
     entries = json.loads(content) if oid.endswith(".dir") else []
-    return [found for entry in entries for found in damaged(cache, entry["md5"])]
+    return [bad for entry in entries for bad in damaged(cache, entry["md5"])]
 
 
 def keep_copy() -> None:
@@ -117,73 +120,27 @@ def keep_copy() -> None:
         write_text(COPY, LOCK.read_text(encoding="utf-8"))
 
 
-class _Replacing(io.StringIO):
-    """A text file that takes its place, whole, when it is closed without an error."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._path = path
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if kind is not None:
-            super().close()
-        self.close()
-
-    def close(self) -> None:
-        if not self.closed:
-            text = self.getvalue()
-            super().close()
-            write_text(self._path, text)
-
-
-def _whole(opened: Callable[..., Any]) -> Callable[..., Any]:
-    def open_(self: Any, path: Any, mode: str = "r", encoding: str | None = None, **kwargs: Any) -> Any:
-        if mode in ("w", "w+", "wt"):
-            return _Replacing(Path(path))
-        return opened(self, path, mode, encoding=encoding, **kwargs)
-
-    open_.whole = True  # type: ignore[attr-defined]
-    return open_
-
-
-def _quick(modified: Callable[..., Any]) -> Callable[..., Any]:
-    @contextmanager
-    def modify_yaml(path: Any, fs: Any = None) -> Iterator[dict[str, Any]]:
-        if Path(path).name != LOCK.name or fs is None:
-            with modified(path, fs=fs) as content:
-                yield content
-            return
-        content = {}
-        if fs.exists(os.fspath(path)):
-            with fs.open(path, encoding="utf-8") as file:
-                content = _parsed(file.read())
-        yield content
-        with fs.open(path, "w+", encoding="utf-8") as file:
-            _dump(content, file)
-
-    return modify_yaml
-
-
 def _parsed(text: str) -> dict[str, Any]:
     return YAML(typ="safe").load(text) or {}
 
 
-def _dump(content: dict[str, Any], stream: Any) -> None:
-    yaml = YAML(typ="safe")
+def _write(path: Path, content: dict[str, Any]) -> None:
+    yaml, stream = YAML(typ="safe"), io.StringIO()
     yaml.default_flow_style = False
     yaml.representer.sort_base_mapping_type_on_output = False
     yaml.dump(_plain(content), stream)
+    write_text(path, stream.getvalue())
 
 
 def _plain(value: Any) -> Any:
-    """Return what DVC gives as mappings and lists of kinds of its own in Python's."""
+    """Return ``value`` with Python's own dicts and lists in place of DVC's subclasses, which the C parser refuses."""
     if isinstance(value, dict):
         return {key: _plain(entry) for key, entry in value.items()}
     return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
 def _is_whole(text: bytes) -> bool:
-    """Return whether this is all of a dvc.lock: every stage of this project has a command and outputs."""
+    """Return whether ``text`` is a complete dvc.lock: every stage of this project has a command and outputs."""
     try:
         content = _parsed(text.decode())
     except (YAMLError, ValueError):  # ValueError: not UTF-8, or a number that is none
@@ -200,12 +157,8 @@ def _is_json(path: Path) -> bool:
         return False
 
 
-def _copy() -> bytes | None:
-    return COPY.read_bytes() if COPY.exists() else None
-
-
 def _committed() -> bytes | None:
-    """Return the dvc.lock of the last commit, None where there is none or no git."""
+    """Return the dvc.lock of the last commit; None if there is none or no git."""
     try:
         done = subprocess.run(["git", "show", f"HEAD:./{LOCK}"], capture_output=True, check=False)
     except FileNotFoundError:

@@ -1,26 +1,37 @@
-"""The executor of one machine: processes that each run one task after another, so many at a time.
+"""The executor of one machine: processes that each run one task after another.
 
-They are forked from one that has loaded the libraries and none of this project; where there are GPUs, each is started
-by itself. A process that failed a task, died or kept much more memory than after its first task is replaced by a new
-one. Each has GPUs of its own if there are any.
+Loading the libraries, this project and a compiled graph takes longer than a small cell trains, so a process keeps them
+for the next cell. Signal handlers, output and memory are put back after each task. A process is replaced if a task
+fails in it, if it dies, or if it keeps much more memory than after its first task.
+
+Processes are forked from one that has loaded the libraries and nothing of this project. Where there are GPUs, each is
+started by itself and has GPUs of its own.
 """
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
+import runpy
+import signal
+import sys
+import threading
+import traceback
 from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import cached_property
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from altgrad.common.files import read_json
 from altgrad.common.threads import GPU_SHARE, usable_cores
 from altgrad.execution.executor import Outcome, Status, Task
-from altgrad.execution.worker import serve
 
 LIBRARIES = ["torch._inductor.compile_fx", "torch._inductor.codegen.cpp", "pandas", "pyarrow.parquet"]
 GROWTH = 1 << 30  # bytes that a process may keep beyond what it kept after its first task; graphs are some 100 MB each
@@ -203,3 +214,68 @@ class _Worker:
         assert self._process.pid is not None
         with suppress(ProcessLookupError):  # it has ended since the last poll
             os.kill(self._process.pid, signum)
+
+
+def serve(connection: Connection, environment: dict[str, str]) -> None:
+    """Run each task (stage, key, log) that comes; answer with its exit status and the bytes of memory kept after it."""
+    os.setsid()  # an interrupt from the keyboard reaches it through its parent, once
+    os.environ.update(environment)
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    # By default SIGTERM would end the process at once, and lose what it shares with its parent with a warning.
+    signal.signal(signal.SIGTERM, _raise)
+    try:
+        first = True
+        while True:
+            try:
+                stage, key, log = connection.recv()
+            except EOFError:
+                return
+            status = _run(stage, key, log)
+            gc.collect()  # a model, its optimizer and its graph refer to one another
+            if first:
+                gc.freeze()  # libraries stay: looking through them again takes 0.3 to 0.5 s, thirty small steps
+                first = False
+            connection.send((status, psutil.Process().memory_info().rss))
+    except KeyboardInterrupt:  # between two tasks, or before one's answer
+        sys.exit(128 + signal.SIGTERM)
+
+
+def _stop_with_parent() -> None:
+    """Stop the task, which then writes a checkpoint, once the process that gives tasks is gone.
+
+    This process was forked from another one, a server that lives as long as the processes that it has forked.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _raise(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt(signum)
+
+
+def _run(stage: str, key: str, log: str) -> int:
+    """Do what ``python -m stages.train KEY > LOG`` would do, in this process; return its exit status."""
+    with open(log, "wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.argv[1:] = [key]
+    try:
+        runpy.run_module(f"stages.{stage}", run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        if ended.code is None or isinstance(ended.code, int):
+            return ended.code or 0
+        print(ended.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt as stopped:
+        return 128 + (stopped.args[0] if stopped.args else signal.SIGINT)
+    except Exception:  # noqa: BLE001 - whatever it is, the process that would have died of it says so
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, _raise)
+    return 0

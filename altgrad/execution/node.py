@@ -1,7 +1,7 @@
 """What runs on each machine of a cluster: a `LocalPool` in a folder of its own, and files that come and go.
 
-It knows nothing of the engine that carries its calls. It is given a task with the files that the task reads, and tells
-what runs, what has ended with the files that the task wrote, and what tasks print and keep for resuming, as they go on.
+A node knows nothing of the engine that carries its calls. It is given a task with the files that the task reads. It
+tells what has ended with the files that the task wrote, and what running tasks print and keep for resuming.
 
 Files travel as bytes by name, with a digest, and are put in place whole or not at all. Nothing in a parcel is run or
 unpickled, and none of its names leads out of the folder that it is unpacked into.
@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
-import importlib
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -33,7 +31,7 @@ READS = {
     "diagnose": ("data/grid/{key}.json", "data/runs/{key}", "params.yaml"),
 }
 SHARED = ("data/tokens",)  # read by every task, and the same for all
-GROWING = (".jsonl",)  # files that are appended to, of which what is new goes home
+GROWING = (".jsonl",)  # files that are appended to, of which the new part goes home
 KEEP_EVERY = 30.0  # seconds between looks for a checkpoint to bring home
 
 
@@ -45,36 +43,38 @@ class Parcel(NamedTuple):
 
 
 def pack(root: Path, names: Iterable[str]) -> Parcel:
-    """Return the files ``names``, and those in folders of ``names``, below ``root``; what is not there is left out."""
+    """Return the files ``names``, and those in folders of ``names``, below ``root``; absent ones are left out."""
     files: dict[str, bytes] = {}
     for name in names:
         path = root / name
-        found = sorted(path.rglob("*")) if path.is_dir() else [path]
-        files |= {file.relative_to(root).as_posix(): file.read_bytes() for file in found if file.is_file()}
+        members = sorted(path.rglob("*")) if path.is_dir() else [path]
+        files |= {file.relative_to(root).as_posix(): file.read_bytes() for file in members if file.is_file()}
     return Parcel(files, digest(files))
 
 
 def digest(files: Mapping[str, bytes]) -> str:
     """Return the SHA-256 of names, lengths and contents."""
-    found = hashlib.sha256()
+    whole = hashlib.sha256()
     for name, content in sorted(files.items()):
-        found.update(f"{len(name)} {name} {len(content)} ".encode())
-        found.update(content)
-    return found.hexdigest()
+        whole.update(f"{len(name)} {name} {len(content)} ".encode())
+        whole.update(content)
+    return whole.hexdigest()
 
 
 def unpack(parcel: Parcel, root: Path, below: Iterable[str]) -> None:
-    """Put a parcel's files in place below ``root``: a folder of ``below`` at once, what is in none of them one by one.
+    """Put a parcel's files in place below ``root``.
 
-    ``below``: names of the only folders and files that a parcel may hold. Such a folder is replaced, with all that
-    is in it. Raises :class:`UserError`, and changes nothing, for a parcel that was damaged on its way or holds others.
+    ``below``: the only files and folders that a parcel may hold, by name. Such a folder is replaced at once, with all
+    that is in it. Raises :class:`UserError`, and changes nothing, for a parcel that was damaged or holds other names.
     """
     if digest(parcel.files) != parcel.digest:
         raise UserError("what came from another machine is not what it sent; run the same command again")
-    places = list(below)
+    allowed = list(below)
     by_place: dict[str, dict[str, bytes]] = {}
     for name, content in parcel.files.items():
-        place = next((place for place in places if _is_in(name, place)), None)
+        path = PurePosixPath(name)
+        outside = ".." in path.parts or path.is_absolute()
+        place = next((place for place in allowed if not outside and path.is_relative_to(place)), None)
         if place is None:
             raise UserError(f"another machine sent {name}, which is none of what it was asked for")
         by_place.setdefault(place, {})[name] = content
@@ -87,20 +87,20 @@ def unpack(parcel: Parcel, root: Path, below: Iterable[str]) -> None:
         coming = target.with_name(f".{target.name}.coming")
         shutil.rmtree(coming, ignore_errors=True)
         for name, content in files.items():
-            path = coming / PurePosixPath(name).relative_to(place)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+            file = coming / PurePosixPath(name).relative_to(place)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
         shutil.rmtree(target, ignore_errors=True)
         coming.rename(target)
 
 
-def _is_in(name: str, place: str) -> bool:
-    path = PurePosixPath(name)
-    return ".." not in path.parts and not path.is_absolute() and path.is_relative_to(place)
+def places(of: dict[str, tuple[str, ...]], task: Task) -> list[str]:
+    """Return the names of `READS` or `WRITES` for a task."""
+    return [name.format(key=task.key) for name in of[task.stage]]
 
 
 class About(NamedTuple):
-    """What a node is."""
+    """A node's description."""
 
     name: str
     machine_class: str  # machines of one class give the same bits
@@ -108,23 +108,21 @@ class About(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """What a file has grown by: ``content`` belongs at byte ``start``, and nothing after it."""
+    """The end of a file that has grown: ``content`` belongs at byte ``start``, and nothing after it."""
 
     start: int
     content: bytes
 
-
-def grow(path: Path, growth: Growth) -> None:
-    """Have a file be as it is on the node that it has grown on."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "r+b" if path.exists() else "wb") as file:
-        file.seek(growth.start)
-        file.write(growth.content)
-        file.truncate()
+    def write_to(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "r+b" if path.exists() else "wb") as file:
+            file.seek(self.start)
+            file.write(self.content)
+            file.truncate()
 
 
 class Ended(NamedTuple):
-    """A task that has ended: its exit status, what it wrote if that is 0, and whether the node's disk was full."""
+    """A task that has ended: its exit status, its outputs if that is 0, and whether the node's disk was full."""
 
     name: str
     status: int
@@ -137,47 +135,37 @@ class News(NamedTuple):
 
     ended: list[Ended]
     grown: dict[str, Growth]
-    kept: dict[str, Parcel]  # by task: the files that it would resume from, as far as they are new
+    kept: dict[str, Parcel]  # by task: new files that it would resume from
     gone: list[str]  # such files that are no longer there
-
-
-def scratch_of(task: Task) -> Path | None:
-    """Return the folder, the newest of them, that a cell to be trained keeps its checkpoints in, if there is one."""
-    if task.stage != "train":
-        return None
-    name = re.compile(re.escape(task.key) + "-[0-9a-f]{16}")
-    found = [path for path in Path("scratch").glob(f"{task.key}-*") if name.fullmatch(path.name) and path.is_dir()]
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
 class Node:
     """Runs tasks on this machine, up to ``slots`` at a time with ``threads`` each, or with so many of its ``gpus``.
 
-    ``cell_mb`` is that of `LocalPool`.
+    ``cell_mb`` is that of `LocalPool`; ``keep_every`` the seconds between looks for a checkpoint.
     """
 
     def __init__(
         self, name: str, slots: int | None, threads: int, gpus: int, keep_every: float = KEEP_EVERY,
         cell_mb: float | None = None,
     ) -> None:  # fmt: skip
-        self._folder = Path(tempfile.mkdtemp(prefix="altgrad-node-"))
-        atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
-        os.chdir(self._folder)
+        folder = Path(tempfile.mkdtemp(prefix="altgrad-node-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        os.chdir(folder)
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         os.environ.setdefault("ALTGRAD_COMPILE_CACHE", str(cache / "altgrad/compiled"))
         os.environ["OMP_NUM_THREADS"] = str(threads)
         LOGS.mkdir(parents=True)
-        self._name, self._keep_every = name, keep_every
+        self._name, self._slots, self._keep_every = name, slots, keep_every
         self._pool = LocalPool(slots, threads, gpus, cell_mb)
-        self._slots = slots
         self._tasks: dict[str, Task] = {}  # given and not ended
         self._over: dict[str, int] = {}  # exit statuses of tasks that have ended and were not told yet
-        self._sent: dict[Path, int] = {}  # how much of a growing file went home
-        self._seen: dict[str, dict[Path, tuple[int, int]]] = {}  # what of a task's checkpoints went home
+        self._sent: dict[Path, int] = {}  # bytes of a growing file that went home
+        self._seen: dict[str, dict[Path, tuple[int, int]]] = {}  # size and date of a task's files that went home
         self._kept_at: dict[str, float] = {}
 
     def about(self) -> About:
-        """Return what this node is, once it is known to be able to work: `UserError` texts are in the exception."""
+        """Return this node's description. Raises RuntimeError with the reason if altgrad cannot work here."""
         # A process of the pool is asked: it loads the libraries, which the first tasks then need not wait for.
         answer, theirs = self._pool.context.Pipe(duplex=False)
         asked = self._pool.context.Process(target=_tell_class, args=(theirs,))
@@ -193,29 +181,30 @@ class Node:
         return About(self._name, said, self._slots or self._pool.jobs)
 
     def take(self, shared: Parcel) -> None:
+        """Put the files in place that every task reads."""
         unpack(shared, Path(), SHARED)
 
     def run(self, task: Task, reads: Parcel, scratch: str | None) -> None:
-        """Start a task; ``reads`` are the files that it reads, and ``scratch``'s, if it has begun elsewhere."""
+        """Start a task; ``reads``: the files that it reads, and those of ``scratch`` if it has begun elsewhere."""
         for place in WRITES[task.stage]:
             shutil.rmtree(place, ignore_errors=True)
         unpack(reads, Path(), [*places(READS, task), *([scratch] if scratch else [])])
         task.log.unlink(missing_ok=True)
         self._sent.pop(task.log, None)
-        self._tasks[task.name] = task
-        self._seen[task.name] = {}
+        self._tasks[task.name], self._seen[task.name] = task, {}
         self._kept_at[task.name] = time.monotonic()
         self._pool.submit([task])
-        self._polled()
+        self._poll()
 
     def news(self) -> News:
-        self._polled()
+        """Return what has happened since the last call."""
+        self._poll()
         over, self._over = self._over, {}
         grown: dict[str, Growth] = {}
         kept: dict[str, Parcel] = {}
         gone: list[str] = []
         for name, task in self._tasks.items():
-            scratch = scratch_of(task)
+            scratch = task.scratch
             rows = [path for path in sorted(scratch.iterdir()) if path.suffix in GROWING] if scratch else []
             # Checkpoints first: rows go at least as far as they do, and are cut back to them.
             due = time.monotonic() - self._kept_at[name] >= self._keep_every
@@ -230,7 +219,7 @@ class Node:
     def cancel(self, signum: int, only: list[str] | None) -> None:
         self._pool.cancel(signum, only)
 
-    def _polled(self) -> None:
+    def _poll(self) -> None:
         self._over |= {outcome.task.name: outcome.status for outcome in self._pool.poll().ended}
 
     def _growth(self, path: Path) -> Growth | None:
@@ -247,16 +236,17 @@ class Node:
         return Growth(start, content)
 
     def _checkpoints(self, name: str, scratch: Path) -> tuple[Parcel, list[str]]:
+        """Return the new files that a task would resume from, and the names of those that are gone."""
         before, now = self._seen[name], {}
         for path in sorted(scratch.iterdir(), key=lambda path: path.suffix == ".json"):
             if path.is_file() and path.suffix not in GROWING and path.name != "lock" and not path.name.startswith("."):
-                found = path.stat()
-                now[path] = found.st_size, found.st_mtime_ns
+                now[path] = path.stat().st_size, path.stat().st_mtime_ns
         self._seen[name] = now
         new = [str(path) for path, state in now.items() if before.get(path) != state]
         return pack(Path(), new), [str(path) for path in before if path not in now]
 
     def _ended(self, task: Task, status: int) -> Ended:
+        """Return how a task has ended, with its outputs; remove all its files."""
         wrote = pack(Path(), places(WRITES, task)) if status == 0 else None
         said = task.log.read_text(errors="replace")[-2000:] if status and task.log.exists() else ""
         if status == 0:
@@ -264,8 +254,7 @@ class Node:
                 shutil.rmtree(place, ignore_errors=True)
                 Path(place).unlink(missing_ok=True)
         del self._seen[task.name], self._kept_at[task.name]
-        scratch = scratch_of(task)
-        if scratch is not None:
+        if (scratch := task.scratch) is not None:
             shutil.rmtree(scratch, ignore_errors=True)
         self._sent = {path: sent for path, sent in self._sent.items() if scratch not in path.parents}
         return Ended(task.name, status, wrote, DISK_FULL in said)
@@ -274,13 +263,9 @@ class Node:
 def _tell_class(answer: Connection) -> None:
     """Send whether altgrad works here, and the class of this machine or what is wrong with it."""
     try:
-        # Later packages, which load torch.
-        hardware, machine = map(importlib.import_module, ("altgrad.model.hardware", "altgrad.training.machine"))
-        answer.send((True, machine.machine_class(hardware.select_device("auto"))))
+        from altgrad.model.hardware import select_device  # which load torch
+        from altgrad.training.machine import machine_class
+
+        answer.send((True, machine_class(select_device("auto"))))
     except Exception as error:  # noqa: BLE001 - whatever a machine lacks, it is not to be used, and to say why
         answer.send((False, f"{type(error).__name__}: {error}"))
-
-
-def places(of: dict[str, tuple[str, ...]], task: Task) -> list[str]:
-    """Return the names of `READS` or `WRITES` for a task."""
-    return [name.format(key=task.key) for name in of[task.stage]]

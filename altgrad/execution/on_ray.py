@@ -1,18 +1,24 @@
 """The executor of a cluster: a `Node` on each machine of it, carried by Ray Core.
 
-Ray starts a process on each machine, takes calls and files there and back, and tells when a machine is lost. What a
-task is, who gets which, what is kept of it and what happens when a machine is lost is decided here and in `node`.
+Ray starts a process on each machine, takes calls and files there and back, and tells when a machine is lost. This file
+decides who gets which task, what is kept of it and what happens when a machine is lost.
 """
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
 import shutil
+import socket
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,9 +27,9 @@ from tqdm import tqdm
 
 from altgrad.common.errors import UserError
 from altgrad.common.files import read_json, write_text
-from altgrad.execution import node
 from altgrad.execution.executor import TOLD_TO_STOP, Outcome, Status, Task
 from altgrad.execution.node import (
+    KEEP_EVERY,
     READS,
     SHARED,
     WRITES,
@@ -31,30 +37,30 @@ from altgrad.execution.node import (
     Ended,
     News,
     Node,
-    grow,
     pack,
     places,
-    scratch_of,
     unpack,
 )
-from altgrad.execution.ray_cluster import connected, require_ray
 
 LOOK_EVERY = 5.0  # seconds between looks for new machines
 ASK_EVERY = 0.2  # seconds between calls to a machine, at least ...
-ANSWERED_WITHIN = 120.0  # seconds that an answer which is there may take to arrive
 CALLS = 200  # ... and so many calls a second to all of them, at most
+ANSWERED_WITHIN = 120.0  # seconds that an answer which is there may take to arrive
+CONNECTED_WITHIN = 10.0  # seconds that the head of a cluster may take to accept a connection
 ATTEMPTS = 3  # of a task whose machine or process was lost
 LOST = -9  # the status of a task that was lost as often as it was tried
+CODE = ("altgrad", "stages")  # what is shipped: the package, and what runs a stage
+PASSED_ON = ("ALTGRAD_CPU_BF16",)  # variables of this process that decide a cell's bits
 
 
 @dataclass
 class _Machine:
-    """A machine of the cluster, as far as it has answered."""
+    """A machine of the cluster; ``about`` is None until it has answered."""
 
     actor: Any
     about: About | None = None
     tasks: dict[str, Task] = field(default_factory=dict)  # given and not ended
-    answer: Any = None  # of a call that is under way
+    answer: Any = None  # Ray's handle of the answer to a call under way
     asked: float = 0.0
     used: bool = True  # False for one whose disk is full
 
@@ -63,26 +69,30 @@ class _Machine:
         assert self.about is not None
         return self.about
 
+    @property
+    def name(self) -> str:
+        return self.about.name if self.about else "a machine of the cluster"
+
 
 class RayCluster:
-    """Up to so many tasks at a time on each machine of a Ray cluster as its CPUs serve, or those of its GPUs.
+    """The executor of a Ray cluster. Each machine runs as many tasks at a time as its CPUs or GPUs serve.
 
-    ``threads``, ``gpus`` and ``cell_mb``: what each task takes, as `LocalPool` has them. The cluster is that of
-    ``RAY_ADDRESS``, or of `ray start` on this machine, or one of this machine alone, made for the occasion. Machines
-    may join and leave while tasks run: a task whose machine is lost goes on from its last checkpoint elsewhere. All
-    tasks of a seed run on one class of machine, since others may give other bits, and cells are compared seed by seed.
-    Raises :class:`UserError` where Ray is not installed or nothing answers at its address.
+    ``threads``, ``gpus`` and ``cell_mb``: what each task takes, as for `LocalPool`. The cluster is that of
+    ``RAY_ADDRESS``, or of `ray start` on this machine, or one of this machine alone that is started here. Machines may
+    join and leave while tasks run: a task whose machine is lost goes on from its last checkpoint elsewhere. All tasks
+    of a seed run on one class of machine, since cells are compared seed by seed and other machines may give other bits.
+    Raises :class:`UserError` if Ray is not installed or nothing answers at its address.
     """
 
     def __init__(
-        self, threads: int = 1, gpus: int = 1, cell_mb: float | None = None, keep_every: float = node.KEEP_EVERY
+        self, threads: int = 1, gpus: int = 1, cell_mb: float | None = None, keep_every: float = KEEP_EVERY
     ) -> None:
-        require_ray()
+        _require_ray()
         self._threads, self._gpus, self._cell_mb, self._keep_every = threads, gpus, cell_mb, keep_every
         self._waiting: list[Task] = []
         self._machines: dict[str, _Machine] = {}
         self._unusable: set[str] = set()
-        self._lost: Counter[str] = Counter()  # how often each task was, by name
+        self._lost: Counter[str] = Counter()  # how often each task was lost, by name
         self._class_of: dict[int, str] = {}  # by seed
         self._seeds: dict[str, int] = {}  # by cell
         self._outcomes: list[Outcome] = []
@@ -101,7 +111,7 @@ class RayCluster:
     def poll(self) -> Status:
         """Take in what machines have answered, give the idle ones tasks, and ask all of them again."""
         if self._ray is None and self._waiting:
-            self._ray = connected()
+            self._ray = _connected()
         if self._ray is not None:
             self._look_for_machines(self._ray)
             self._collect(self._ray)
@@ -147,33 +157,33 @@ class RayCluster:
             machine = self._machines[name]
             machine.answer = None
             try:
-                found = ray.get(answer, timeout=ANSWERED_WITHIN)
+                told = ray.get(answer, timeout=ANSWERED_WITHIN)
             except ray.exceptions.RayTaskError as error:
                 self._lose(ray, name, f"cannot be used: {error.cause}")
                 self._unusable.add(name)
                 continue
-            except ray.exceptions.RayError:  # the machine, or what it sent, is no longer there
+            except ray.exceptions.RayError:  # the machine, or its answer, is no longer there
                 self._lose(ray, name, "is lost")
                 continue
-            if isinstance(found, About):
-                machine.about = found
-                if self._shared is None:
-                    self._shared = ray.put(pack(Path(), SHARED))
-                machine.actor.take.remote(self._shared)
-                _say(f"{found.name}: {found.slots} at a time ({found.machine_class})")
-            else:
-                self._take_in(machine, found)
+            if isinstance(told, News):
+                self._take_in(machine, told)
+                continue
+            machine.about = told
+            if self._shared is None:
+                self._shared = ray.put(pack(Path(), SHARED))
+            machine.actor.take.remote(self._shared)
+            _say(f"{told.name}: {told.slots} at a time ({told.machine_class})")
 
     def _take_in(self, machine: _Machine, news: News) -> None:
         for name, parcel in news.kept.items():
-            key = machine.tasks[name].key if name in machine.tasks else ""
-            _put_each(parcel, key)
-        for path in news.gone:
-            if path.startswith("scratch/") and ".." not in path:
-                Path(path).unlink(missing_ok=True)
-        for path, growth in news.grown.items():
-            if path.startswith("scratch/") and ".." not in path:
-                grow(Path(path), growth)
+            if name in machine.tasks:  # file by file, beside those that are there, in one folder of the cell
+                one_folder = len({file.rpartition("/")[0] for file in parcel.files}) < 2
+                start = f"scratch/{machine.tasks[name].key}-"
+                unpack(parcel, Path(), [file for file in parcel.files if one_folder and file.startswith(start)])
+        for path in filter(_is_in_scratch, news.gone):
+            Path(path).unlink(missing_ok=True)
+        for path in filter(_is_in_scratch, news.grown):
+            news.grown[path].write_to(Path(path))
         for ended in news.ended:
             if ended.name in machine.tasks:
                 self._end(machine, machine.tasks.pop(ended.name), ended)
@@ -181,24 +191,21 @@ class RayCluster:
     def _end(self, machine: _Machine, task: Task, ended: Ended) -> None:
         if ended.wrote is not None:
             unpack(ended.wrote, Path(), places(WRITES, task))
-            scratch = scratch_of(task)
-            if scratch is not None:
-                shutil.rmtree(scratch)
+            if task.scratch is not None:
+                shutil.rmtree(task.scratch)
         elif self._cancelled is None and ended.full:
             machine.used = False
-            _say(f"{_name(machine)}: its disk is full, it gets no more cells")
-            return self._again(task, ended.status)
-        elif self._is_lost(task, ended.status):
-            return self._again(task, ended.status)
-        self._outcomes.append(Outcome(task, ended.status))
-        return None
-
-    def _is_lost(self, task: Task, status: int) -> bool:
-        """Whether its process died, or was told to stop by somebody else."""
+            _say(f"{machine.name}: its disk is full, it gets no more cells")
+            self._again(task, ended.status)
+            return
         told = self._cancelled is not None or task.name in self._stopped
-        return not told and (status < 0 or status in TOLD_TO_STOP)
+        if ended.status and not told and (ended.status < 0 or ended.status in TOLD_TO_STOP):
+            self._again(task, ended.status)  # its process died, or somebody else told it to stop
+        else:
+            self._outcomes.append(Outcome(task, ended.status))
 
     def _again(self, task: Task, status: int) -> None:
+        """Put a lost task first in the queue; one that was lost too often has ended."""
         self._lost[task.name] += 1
         if self._cancelled is not None or self._lost[task.name] >= ATTEMPTS:
             self._outcomes.append(Outcome(task, status))
@@ -208,14 +215,19 @@ class RayCluster:
     def _lose(self, ray: ModuleType, name: str, why: str) -> None:
         machine = self._machines.pop(name)
         ray.kill(machine.actor)  # so that what it may still be at does not go on unseen
-        _say(f"{_name(machine)} {why}")
+        _say(f"{machine.name} {why}")
         for task in machine.tasks.values():
             self._again(task, LOST if self._cancelled is None else 128 + self._cancelled)
 
     def _give(self) -> None:
         """Give tasks to machines that have room, each to the class of machine that its seed has."""
         if self._machines and all(machine.about and not machine.used for machine in self._machines.values()):
-            return self._give_up("the disk of every machine is full; free some space and run the same command again")
+            sentence = "the disk of every machine is full; free some space and run the same command again\n"
+            for task in self._waiting:
+                write_text(task.log, sentence)
+            self._outcomes += [Outcome(task, 1) for task in self._waiting]
+            self._waiting = []
+            return
         ready = [machine for machine in self._machines.values() if machine.about and machine.used]
         free = [machine for machine in ready if len(machine.tasks) < machine.known.slots]
         waiting: list[Task] = []
@@ -229,27 +241,19 @@ class RayCluster:
                 waiting.append(task)
                 continue
             machine = max(fit, key=lambda m: m.known.slots - len(m.tasks))
-            scratch = scratch_of(task)
+            scratch = task.scratch
             reads = pack(Path(), [*places(READS, task), *([str(scratch)] if scratch else [])])
             machine.tasks[task.name] = task
             machine.actor.run.remote(task, reads, str(scratch) if scratch else None)
             free = [machine for machine in free if len(machine.tasks) < machine.known.slots]
         self._waiting = waiting
-        return None
-
-    def _give_up(self, why: str) -> None:
-        """End all that waits, with ``why`` as its last word."""
-        for task in self._waiting:
-            write_text(task.log, f"{why}\n")
-        self._outcomes += [Outcome(task, 1) for task in self._waiting]
-        self._waiting = []
 
     def _class(self, task: Task, ready: list[_Machine]) -> str:
         """Return the class of machine that the task's seed runs on, the emptiest if it has none yet."""
-        if task.key not in self._seeds:
-            self._seeds[task.key] = _seed(task.key)
         if self._before is None:
             self._before = _classes_before()
+        if task.key not in self._seeds:
+            self._seeds[task.key] = _seed(task.key)
         seed, classes = self._seeds[task.key], Counter[str]()
         for machine in ready:
             classes[machine.known.machine_class] += machine.known.slots
@@ -291,13 +295,49 @@ def _say(what: str) -> None:
     tqdm.write(what, file=sys.stderr)
 
 
-def _name(machine: _Machine) -> str:
-    return machine.about.name if machine.about else "a machine of the cluster"
+def _is_in_scratch(path: str) -> bool:
+    return path.startswith("scratch/") and ".." not in path
 
 
-def _put_each(parcel: Any, key: str) -> None:
-    """Put a cell's checkpoints in place file by file, beside those that are there."""
-    if key:
-        folders = {name.rpartition("/")[0] for name in parcel.files}
-        allowed = [name for name in parcel.files if name.startswith(f"scratch/{key}-")] if len(folders) < 2 else []
-        unpack(parcel, Path(), allowed)
+def _require_ray() -> None:
+    """Raise :class:`UserError` where a connection cannot succeed, which Ray itself would try for minutes."""
+    if find_spec("ray") is None:
+        raise UserError("ENGINE=ray needs Ray: pip install 'altgrad[ray]'")
+    address = os.environ.get("RAY_ADDRESS", "")
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not port.isdigit():
+        if address not in ("", "auto", "local"):
+            raise UserError(f"RAY_ADDRESS is {address}; expected HOST:PORT, auto or local")
+        return
+    try:
+        socket.create_connection((host, int(port)), CONNECTED_WITHIN).close()
+    except (OSError, OverflowError):
+        raise UserError(f"no Ray cluster answers at {address}, which RAY_ADDRESS names; is it up?") from None
+
+
+def _connected() -> ModuleType:
+    """Return Ray, connected to the cluster. Raises :class:`UserError` where there is none."""
+    import ray
+
+    if not ray.is_initialized():
+        variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        environment = {"working_dir": str(_code()), "env_vars": variables}
+        try:
+            ray.init(
+                log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False, runtime_env=environment
+            )  # fmt: skip
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            address = os.environ.get("RAY_ADDRESS", "this machine")
+            raise UserError(f"no Ray cluster answers at {address}: {str(error).splitlines()[0]}") from None
+    return ray
+
+
+def _code() -> Path:
+    """Return a folder with the project's code and nothing else, which Ray ships to each machine once."""
+    folder = Path(tempfile.mkdtemp(prefix="altgrad-code-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    package = Path(__file__).parents[1]
+    unwanted = shutil.ignore_patterns("__pycache__", "*.md")
+    for name, source in zip(CODE, (package, Path("stages")), strict=True):
+        shutil.copytree(source, folder / name, ignore=unwanted)
+    return folder

@@ -1,35 +1,40 @@
-"""What a person sees of tasks while they run: a bar, a line for each run that has trained, and why one failed.
+"""What people and trackers see of tasks while they run: a bar, a line for each trained cell, why one failed.
 
-Where nobody watches the output is a file: there is no bar to redraw in it, but a line now and then.
+Where the output goes to a file there is no bar to redraw, but a line every half minute.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from altgrad.common.errors import UserError
 from altgrad.common.files import read_json
 from altgrad.config import cell_key
 from altgrad.config.schema import Train
 from altgrad.config.tasks import Compared
-from altgrad.execution.executor import Outcome, Task
+from altgrad.execution.executor import BEGAN, HISTORY_FILE, LOGS, Outcome, Task
 
 SHOWN_EVERY = {True: 0.5, False: 30}  # seconds, by whether someone watches or the output is a file
 COMPILING = "compiling {}, a minute or so, once: the first run takes longer"
-_STEPS_DONE = re.compile(rb" (\d+)/\d+ \[")
+TRACK = [sys.executable, "-m", "altgrad.watch.track"]
+TRACK_LOG = LOGS / "tracking.log"
+PATIENCE = 60  # seconds that trackers have to send the last rows
 
 
 class Progress:
-    """The bar of all tasks: steps if cells train, else cells that are diagnosed. Read off the tasks' logs."""
+    """The bar of all tasks: of steps if cells train, else of cells that are diagnosed."""
 
     def __init__(self) -> None:
         self._watched = sys.stderr.isatty()
@@ -41,6 +46,7 @@ class Progress:
         self._shown = 0.0
 
     def add(self, tasks: Sequence[Task]) -> None:
+        """Count tasks that are to be run; the first time, say what is compiled for them."""
         if not self._count and (missing := not_compiled([task.key for task in tasks if task.stage == "train"])):
             self._bar.write(COMPILING.format(" and ".join(missing)))
         self._count.update(task.stage for task in tasks)
@@ -49,7 +55,7 @@ class Progress:
         self._total += sum(task.size for task in tasks if task.stage == self._unit)
 
     def ended(self, outcome: Outcome) -> None:
-        """Count a task that has ended; of a cell that has trained, print what came of it."""
+        """Count a task that has ended; print the result of a cell that has trained."""
         task = outcome.task
         self._ended[task.stage] += 1
         self._done += task.size * (task.stage == self._unit)
@@ -57,17 +63,17 @@ class Progress:
             self._bar.write(result_line(task.key))
 
     def drop(self, task: Task) -> None:
-        """Take out a task that is not to be finished: its steps are not to come."""
-        done = steps_done(task.log)
+        """Take the steps out of the bar that a task which was given up will not do."""
+        done = steps_done(task)
         self._done += done - task.size * (task.stage == self._unit)
         self._total -= task.size - done
 
     def show(self, running: Sequence[Task], *, last: bool = False) -> None:
+        """Redraw the bar, or print a line, if it is time to."""
         if not last and time.monotonic() - self._shown <= SHOWN_EVERY[self._watched]:
             return
         self._shown = time.monotonic()
-        going = [task for task in running if task.stage == self._unit == "train"]
-        done = self._done + sum(steps_done(task.log) for task in going)
+        done = self._done + (sum(map(steps_done, running)) if self._unit == "train" else 0)
         counts = " ".join(f"{stage} {self._ended[stage]}/{count}" for stage, count in self._count.items())
         if not self._watched:
             tqdm.write(f"{counts}: {100 * done / self._total if self._total else 100:.0f} %", file=sys.stderr)
@@ -81,6 +87,16 @@ class Progress:
         self._bar.close()
 
 
+def steps_done(task: Task) -> int:
+    """Return the last step that a cell which trains has logged since tasks began to be run; 0 without one."""
+    folder = task.scratch
+    with suppress(OSError, ValueError):  # no row yet, or nothing in place of the folder
+        if folder and (log := folder / HISTORY_FILE).stat().st_mtime >= BEGAN.stat().st_mtime:
+            complete = log.read_bytes().rpartition(b"\n")[0]
+            return json.loads(complete.rpartition(b"\n")[2])[0]
+    return 0
+
+
 def not_compiled(keys: Sequence[str]) -> list[str]:
     """Return what training these cells takes and was never compiled here; `altgrad.training.machine` has the place."""
     cache = Path(os.environ.get("ALTGRAD_COMPILE_CACHE") or "scratch/compiled")
@@ -91,33 +107,27 @@ def not_compiled(keys: Sequence[str]) -> list[str]:
 
 
 def result_line(key: str) -> str:
-    """Return what came of a cell: what is compared, and by how much it is above that of the grid's baseline."""
-    found = _metrics(key)
-    if found is None:
+    """Return the result of a cell as a line: its loss, and the difference to the grid's baseline."""
+    metrics = _metrics(key)
+    if metrics is None:
         return f"{key}: no metrics"
     index = read_json(Path("data/grid/index.json"))
     compared = Compared.of(index["params"])
     name = compared.final
-    if found[name] is None:
-        return f"{key}: {found['outcome']} at step {found['outcome_step']} ({found['signature']})"
-    baseline = cell_key(index["params"]["grid"]["baseline"], found["optimizer"], found["seed"], found["lr_scale"])
+    if metrics[name] is None:
+        return f"{key}: {metrics['outcome']} at step {metrics['outcome_step']} ({metrics['signature']})"
+    line = f"{key}: {compared.title} {metrics[name]:.4f}"
+    baseline = cell_key(index["params"]["grid"]["baseline"], *(metrics[n] for n in ("optimizer", "seed", "lr_scale")))
     # Runs of earlier grids stay on disk until the report is written, and may have had other settings.
     other = _metrics(baseline) if baseline in index["cells"] and baseline != key else None
-    line = f"{key}: {compared.title} {found[name]:.4f}"
     if other is None or other[name] is None:
         return line
-    return f"{line}, {found[name] - other[name]:+.4f} against {other['key']}"
+    return f"{line}, {metrics[name] - other[name]:+.4f} against {baseline}"
 
 
 def _metrics(key: str) -> dict[str, Any] | None:
     path = Path("data/runs") / key / "metrics.json"
     return read_json(path) if path.exists() else None
-
-
-def steps_done(log: Path) -> int:
-    """Return the step that the progress bar in ``log`` last showed, or 0."""
-    found = _STEPS_DONE.findall(log.read_bytes()[-4096:]) if log.exists() else []
-    return int(found[-1]) if found else 0
 
 
 def why_it_failed(outcome: Outcome) -> str:
@@ -128,3 +138,36 @@ def why_it_failed(outcome: Outcome) -> str:
     text = outcome.task.log.read_text(errors="replace") if outcome.task.log.exists() else ""
     lines = (line.strip() for line in reversed(text.replace("\r", "\n").split("\n")))
     return next((line for line in lines if line), "it said nothing")
+
+
+@contextmanager
+def tracked(trackers: Sequence[str]) -> Iterator[None]:
+    """Have ``trackers`` follow the cells from a process beside them, so that none waits for a network.
+
+    Raises :class:`UserError` if one is not installed. One that fails later is named at the end, and stops nothing.
+    """
+    if not trackers:
+        yield
+        return
+    checked = subprocess.run([*TRACK, "--check"], check=False, stderr=subprocess.PIPE, text=True)
+    if checked.returncode:
+        raise UserError(checked.stderr.strip().removeprefix("error: "))
+    LOGS.mkdir(parents=True, exist_ok=True)
+    with open(TRACK_LOG, "wb") as log:
+        # In a session of its own: an interrupt from the keyboard is for the cells, and it tells of their end.
+        process = subprocess.Popen(
+            [*TRACK, "--until-closed"], stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        yield
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            status = process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            status = process.wait()
+        if status:
+            print(f"notice: trackers were not told of everything; {TRACK_LOG} says why, and", file=sys.stderr)
+            print("python -m altgrad.watch.track tells them the rest", file=sys.stderr)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from dvc.repo import Repo
 
-from altgrad.execution import cells, plan
+from altgrad.execution import cells, pending
 from altgrad.execution.executor import Outcome, Status, Task
 from tests.pipeline.conftest import PROJECT, finished, planned, project
 
@@ -70,8 +70,8 @@ def handed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data/grid").mkdir(parents=True)
     (tmp_path / "data/grid/index.json").write_text('{"cells": []}')
-    monkeypatch.setattr(plan, "ThreadPoolExecutor", AtOnce)
-    monkeypatch.setattr(plan, "hand_to_dvc", hand_to_dvc)
+    monkeypatch.setattr(pending, "ThreadPoolExecutor", AtOnce)
+    monkeypatch.setattr(pending, "hand_to_dvc", hand_to_dvc)
     monkeypatch.setattr(cells, "POLL_SECONDS", 0.001)
     return handed
 
@@ -84,9 +84,9 @@ def diagnosed(handed: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> list[
         handed.append([task.name for task in tasks])
         return {}, [Task("diagnose", task.key, (), 1) for task in tasks if task.stage == "train"]
 
-    monkeypatch.setattr(plan, "hand_to_dvc", hand_to_dvc)
-    monkeypatch.setattr(plan, "EVERY", 0)
-    monkeypatch.setattr(plan, "TIMES_AS_LONG", 0)
+    monkeypatch.setattr(pending, "hand_to_dvc", hand_to_dvc)
+    monkeypatch.setattr(pending, "EVERY", 0)
+    monkeypatch.setattr(pending, "TIMES_AS_LONG", 0)
     return handed
 
 

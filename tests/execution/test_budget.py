@@ -23,11 +23,13 @@ from altgrad.common.files import read_json, write_json
 from altgrad.config import UserError
 from altgrad.config.schema import Budget, MonitorSettings
 from altgrad.execution import budget, kinds, plan
+from altgrad.config.schema import Budget, Monitor
+from altgrad.execution import budget, costs, pending
 from altgrad.execution.__main__ import main
 from altgrad.execution.budget import Estimate, choose, duration, said
 from altgrad.execution.cells import TaskRun
+from altgrad.execution.costs import Kind, kind_of
 from altgrad.execution.executor import Task
-from altgrad.execution.kinds import Kind, kind_of
 from tests.benchmark.made import record
 from tests.execution.conftest import TASKS, Scripted
 from tests.pipeline.conftest import Project
@@ -129,18 +131,18 @@ def test_what_such_cells_took_before_is_not_timed_again(grid, monkeypatch):
     monkeypatch.setattr(budget, "probed", lambda keys, *_, **__: pytest.fail(f"{keys} were timed"))
     own = [task for task in grid if task.key.startswith("E4M3-adamw")]
     took = dict(zip(own, (40.0, 41.0, 5.0), strict=True)) | {task._replace(stage="diagnose"): 2.0 for task in own}
-    kinds.remember(took, 2)
+    costs.remember(took, 2)
     found = budget.estimate(own, 2)
-    assert set(found.seconds.values()) == {5.0 + 2.0} and found.load == kinds.COMPILES
+    assert set(found.seconds.values()) == {5.0 + 2.0} and found.load == costs.COMPILES
     assert "earlier runs of 1 of 1 kind of cells" in found.timed
     for tasks, jobs in ((own, 1), (grid, 2)):
         with pytest.raises(pytest.fail.Exception, match="were timed"):
             budget.estimate(tasks, jobs)
     timing = Path(f"data/runs/{own[2].key}/timing.json")
     write_json(timing, read_json(timing) | {"resumed": 1})
-    kinds.TOOK.unlink()
-    kinds.remember(took, 2)
-    assert kinds.remembered({kind_of(read_json(Path(f"data/grid/{own[0].key}.json")))}, 2) == {}
+    costs.TOOK.unlink()
+    costs.remember(took, 2)
+    assert costs.remembered({kind_of(read_json(Path(f"data/grid/{own[0].key}.json")))}, 2) == {}
 
 
 @pytest.mark.parametrize(("step", "compiled"), [(0.1, False), (100.0, True)])
@@ -167,9 +169,9 @@ def test_kinds_without_time_are_taken_for_the_slowest_and_only_a_long_grid_is_co
 
 
 def test_a_report_takes_what_the_last_one_took(grid):
-    assert kinds.report_seconds(100) == kinds.REPORT + 100 * kinds.OF_A_CELL
-    kinds.remember_report(7.0)  # of 12 cells
-    assert kinds.report_seconds(12) == 7.0 and kinds.report_seconds(22) == 7.0 + 10 * kinds.OF_A_CELL
+    assert costs.report_seconds(100) == costs.REPORT + 100 * costs.OF_A_CELL
+    costs.remember_report(7.0)  # of 12 cells
+    assert costs.report_seconds(12) == 7.0 and costs.report_seconds(22) == 7.0 + 10 * costs.OF_A_CELL
 
 
 def test_a_probe_begins_no_further_kind_when_its_time_is_over(monkeypatch, capsys):
@@ -298,7 +300,7 @@ def test_an_estimate_where_no_cell_has_to_run_says_so_and_what_a_named_gpu_has(g
     shutil.copy(ROOT / "params.yaml", tmp_path)
     write_json(tmp_path / "reports/bench/gpu_imaginary.json", record())
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plan, "first_tasks", lambda: ([], []))
+    monkeypatch.setattr(pending, "first_tasks", lambda: ([], []))
     main(["--estimate", *(["--gpu", gpu] if gpu else [])])
     said = capsys.readouterr().out
     assert said.startswith("no cell has to run") and ("An Imaginary GPU" in said) == bool(gpu)

@@ -12,7 +12,7 @@ import pytest
 
 from altgrad.config import UserError
 from altgrad.execution.__main__ import main
-from altgrad.execution.plan import first_tasks
+from altgrad.execution.pending import first_tasks
 from tests.execution.test_dvc_files import leave_dvc
 from tests.faults.campaign import UGLY, stop
 from tests.pipeline.conftest import CELLS, Project, environment, results, stages_of

@@ -16,7 +16,7 @@ from altgrad.common.files import read_json, write_json
 from altgrad.config import UserError
 from altgrad.execution import cells
 from altgrad.execution.__main__ import main
-from altgrad.execution.disk import cell_bytes, needed, require_room, scratch_bytes, size, weights_of
+from altgrad.execution.costs import cell_bytes, disk_needed, require_room, scratch_bytes, size, weights_of
 from altgrad.execution.executor import Task
 from altgrad.model import GPT
 from altgrad.model.gpt import GPTConfig
@@ -42,26 +42,26 @@ def test_the_weights_of_a_model_are_those_that_it_has(sizes):
 def test_a_grid_takes_its_cells_and_checkpoints_of_those_that_train_at_a_time(grid, monkeypatch):  # noqa: F811
     cell = read_json(CELL)
     kept, at_work = cell_bytes(cell, 4096), scratch_bytes(cell, 4096)
-    assert needed(grid, 2) == len(grid) * kept + 2 * at_work
-    assert needed(grid[:1], 2) == kept + at_work and needed([], 2) == 0
+    assert disk_needed(grid, 2) == len(grid) * kept + 2 * at_work
+    assert disk_needed(grid[:1], 2) == kept + at_work and disk_needed([], 2) == 0
     diagnoses = [Task("diagnose", task.key, (), 1) for task in grid]
-    assert needed([*grid, *diagnoses], 2) == needed(grid, 2) and needed(diagnoses, 2) == 0
+    assert disk_needed([*grid, *diagnoses], 2) == disk_needed(grid, 2) and disk_needed(diagnoses, 2) == 0
 
     probes, larger = (cell | {"monitor": cell["monitor"] | {"probes": cell["monitor"]["probes"] + 1}}), dict(cell)
     weights = 4 * weights_of(cell["model"], 4096)
     assert cell_bytes(probes, 4096) - kept == scratch_bytes(probes, 4096) - at_work == weights
     larger["model"] = cell["model"] | {"width": 2 * cell["model"]["width"]}
     write_json(CELL, larger)
-    assert needed(grid, 1) == (len(grid) - 1) * kept + cell_bytes(larger, 4096) + scratch_bytes(larger, 4096)
+    assert disk_needed(grid, 1) == (len(grid) - 1) * kept + cell_bytes(larger, 4096) + scratch_bytes(larger, 4096)
 
-    before = needed(grid, 0)
+    before = disk_needed(grid, 0)
     monkeypatch.setattr(os, "link", lambda source, target: (_ for _ in ()).throw(OSError(95, "not supported")))
-    assert needed(grid, 0) == 2 * before, "outputs and the cache stand beside one another"
+    assert disk_needed(grid, 0) == 2 * before, "outputs and the cache stand beside one another"
     assert not list(Path("data").glob(".links-*"))
 
 
 def test_what_does_not_fit_is_refused_in_one_sentence_and_what_just_fits_is_not(grid, monkeypatch):  # noqa: F811
-    need = needed(grid, 2)
+    need = disk_needed(grid, 2)
     free(monkeypatch, need)
     require_room(grid, 2)
     free(monkeypatch, need - 2_000_000)

@@ -22,7 +22,7 @@ from dvc.stage import Stage
 from altgrad.config import UserError
 from altgrad.execution import dvc_api
 from altgrad.execution.dvc_api import MEMBERS, TRIED_VERSIONS, check_members, locked_project
-from altgrad.execution.plan import first_tasks
+from altgrad.execution.pending import first_tasks
 from tests.execution.conftest import PIPELINE
 from tests.pipeline.conftest import PROJECT, environment
 

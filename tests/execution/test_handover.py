@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from altgrad.config import UserError
-from altgrad.execution import plan
+from altgrad.execution import pending
 from altgrad.execution.executor import Task
-from altgrad.execution.plan import EVERY, TIMES_AS_LONG, HandOver, hand_to_dvc
+from altgrad.execution.pending import EVERY, TIMES_AS_LONG, HandOver, hand_to_dvc
 from tests.execution.conftest import AtOnce
 
 
@@ -30,9 +30,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         clock.now += clock.takes
         return {}, []
 
-    monkeypatch.setattr(plan, "ThreadPoolExecutor", AtOnce)
-    monkeypatch.setattr(plan, "hand_to_dvc", hand)
-    monkeypatch.setattr(plan, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(pending, "ThreadPoolExecutor", AtOnce)
+    monkeypatch.setattr(pending, "hand_to_dvc", hand)
+    monkeypatch.setattr(pending, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 
@@ -87,8 +87,8 @@ def test_only_what_was_finished_from_what_is_there_now_is_handed_over(monkeypatc
     def locked_project():
         yield SimpleNamespace(cells_of=lambda stage: cells if stage == "train" else [], write_lock_file=written.append)
 
-    monkeypatch.setattr(plan.dvc_api, "locked_project", locked_project)
-    monkeypatch.setattr(plan, "pending", lambda project, trained: sorted(trained))
+    monkeypatch.setattr(pending.dvc_api, "locked_project", locked_project)
+    monkeypatch.setattr(pending, "pending", lambda project, trained: sorted(trained))
     failures, following = hand_to_dvc([task("good"), task("changed"), task("lost")])
     assert written == [[cells[0]]]
     assert failures["train@lost"] == "no output" and "has changed meanwhile" in failures["train@changed"]
@@ -102,8 +102,8 @@ def test_nobody_waits_for_a_hand_over_but_at_the_end(monkeypatch):
         assert may_end.wait(10)
         return {"train@a": "refused"}, [task("b")]
 
-    monkeypatch.setattr(plan, "hand_to_dvc", hand)
-    monkeypatch.setattr(plan, "EVERY", -1)
+    monkeypatch.setattr(pending, "hand_to_dvc", hand)
+    monkeypatch.setattr(pending, "EVERY", -1)
     due = HandOver()
     due.add(task("a"))
     assert due.when_due(last=False) == [] and due.failures == {}

@@ -80,20 +80,27 @@ def test_an_interrupt_reaches_the_executor_and_what_was_finished_is_handed_over(
     assert signal.getsignal(signum) == before
 
 
-def test_a_log_of_an_earlier_run_is_no_progress(handed):
-    TASKS[0].log.parent.mkdir(parents=True)
-    TASKS[0].log.write_text("9/10 [")
-    TaskRun(Scripted(lambda: None, {"a": 1})).run(TASKS[:1])
-    assert not TASKS[0].log.exists()
+def test_the_rows_of_a_cell_tell_the_step_but_not_those_from_before_this_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    BEGAN.parent.mkdir(parents=True)
+    BEGAN.touch()
+    assert steps_done(TASKS[0]) == 0
+    rows = Path("scratch/a-0123456789abcdef/history.jsonl")
+    rows.parent.mkdir()
+    for text, step in (("", 0), ("[0, 5", 0), ("[0, 5]\n", 0), ("[0, 5]\n[7, 5]\n[9, ", 7)):
+        rows.write_text(text)
+        assert steps_done(TASKS[0]) == step
+    os.utime(rows, (1e9, 1e9))
+    assert steps_done(TASKS[0]) == 0
 
 
-def test_a_log_tells_the_step_and_the_mistake(tmp_path, monkeypatch):
+def test_a_log_tells_the_mistake(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     task, log = TASKS[0], TASKS[0].log
     log.parent.mkdir(parents=True)
-    assert steps_done(log) == 0 and why_it_failed(Outcome(task, 1)) == "it said nothing"
-    log.write_bytes(b"start\n  0%| 1/10 [00:00<\r 70%| 7/10 [00:01<\r 80%| 8/10\nerror: of luck\n\n")
-    assert steps_done(log) == 7 and why_it_failed(Outcome(task, 1)) == "error: of luck"
+    assert why_it_failed(Outcome(task, 1)) == "it said nothing"
+    log.write_bytes(b"start\n  0%| 1/10 [00:00<\r 80%| 8/10\nerror: of luck\n\n")
+    assert why_it_failed(Outcome(task, 1)) == "error: of luck"
     assert why_it_failed(Outcome(task, -9)) == "its process was ended by SIGKILL, for want of memory perhaps"
 
 

@@ -193,6 +193,6 @@ def test_an_address_where_nothing_answers_is_one_sentence_at_once(monkeypatch, a
 
 
 def test_without_ray_it_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr("altgrad.execution.ray_cluster.find_spec", lambda name: None)
+    monkeypatch.setattr("altgrad.execution.on_ray.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'altgrad\[ray\]'"):
         RayCluster()

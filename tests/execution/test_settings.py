@@ -37,7 +37,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def checked_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have stage `grid` check a file in this process, which has loaded what that takes."""
-    monkeypatch.setattr(settings, "_check", lambda path: grid.main([str(path)]))
+    monkeypatch.setattr(settings, "_check", lambda path, name: grid.main([str(path)]))
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def unchecked(tmp_path_factory: pytest.TempPathFactory):
     def change(*given: str, text: str) -> tuple[str, dict[str, Any]]:
         file.write_bytes(text.encode())
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(settings, "_check", lambda path: None)
+            patch.setattr(settings, "_check", lambda path, name: None)
             change_params(file, list(given))
         return file.read_bytes().decode(), read_yaml(file)
 
@@ -118,7 +118,8 @@ def assert_holds(unchecked, setting: str, text: str, expected: dict[str, Any]) -
     try:
         content = unchecked(setting, text=text)[1]
     except UserError as error:
-        assert "edit the file by hand" in str(error) and ":" in setting, "texts that YAML's own writer spoils"
+        spoilt = any(text in setting for text in (":", "[]", "{}", "null"))  # by YAML's own writer, beside comments
+        assert "edit the file by hand" in str(error) and spoilt
     else:
         assert repr(content) == repr(expected)
 
@@ -234,7 +235,7 @@ def test_what_cannot_be_renamed_into_place_changes_nothing(path: Path, monkeypat
         ("a:\r\n  b: 1  # é\r\nc: 2", "+a.d=3", {"a": {"b": 1, "d": 3}, "c": 2}),
         ("a:\n- b\n- c  # last\n\n# of d\nd: 1\n", "a=[1]", {"a": [1], "d": 1}),
         ("a: |\n  b\n  c\n\nd: 1\n", "a=e", {"a": "e", "d": 1}),
-        ('"a b": 1\n\'c-d\': 2\n', "c-d=3", {"a b": 1, "c-d": 3}),
+        ("\"a b\": 1\n'c-d': 2\n", "c-d=3", {"a b": 1, "c-d": 3}),
         ("a: &x {b: 1}\nc: *x\n", "a=2", {"a": 2, "c": {"b": 1}}),
         ("a: &x {b: 1}\nc: *x\n", "c.b=2", None),
         ("a: &x {b: 1}\nc: {<<: *x, d: 2}\n", "c.b=2", {"a": {"b": 1}, "c": {"b": 2, "d": 2}}),

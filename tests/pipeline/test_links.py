@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from altgrad.common.files import read_json
-from altgrad.execution.disk import ROWS, cell_bytes, has_links
+from altgrad.execution.costs import ROWS, cell_bytes, has_links
 from stages import diagnose, grid, report, tokenize, train
 from tests.pipeline.conftest import CELLS, Project
 

@@ -19,7 +19,7 @@ import pytest
 from altgrad.common.files import read_json
 from altgrad.config import UserError
 from altgrad.config.tasks import HISTORY
-from altgrad.execution import tracking
+from altgrad.execution import progress
 from altgrad.watch import track
 from altgrad.watch.track import Told, Tracking
 
@@ -211,13 +211,13 @@ def test_every_tracker_of_the_settings_has_an_adapter_and_an_extra():
 @pytest.mark.parametrize("tail", ["sys.exit('error: no tracker is installed')", "pass"], ids=["refused", "accepted"])
 def test_cells_do_not_run_where_a_tracker_is_refused(tail, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tracking, "COMMAND", [sys.executable, "-c", f"import sys; {tail}"])
+    monkeypatch.setattr(progress, "TRACK", [sys.executable, "-c", f"import sys; {tail}"])
     ran = []
     if "exit" in tail:
-        with pytest.raises(UserError, match="^no tracker is installed$"), tracking.tracked(["wandb"]):
+        with pytest.raises(UserError, match="^no tracker is installed$"), progress.tracked(["wandb"]):
             ran.append(1)
     else:
-        with tracking.tracked(["wandb"]):
+        with progress.tracked(["wandb"]):
             ran.append(1)
     assert len(ran) == ("exit" not in tail)
 
@@ -225,9 +225,9 @@ def test_cells_do_not_run_where_a_tracker_is_refused(tail, tmp_path, monkeypatch
 def test_cells_run_on_when_a_tracker_fails_and_the_user_hears_of_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     code = "import sys; sys.exit(0 if '--check' in sys.argv else 'the network is away')"
-    monkeypatch.setattr(tracking, "COMMAND", [sys.executable, "-c", code])
-    with tracking.tracked(["wandb"]):
-        while not tracking.LOG.read_text():
+    monkeypatch.setattr(progress, "TRACK", [sys.executable, "-c", code])
+    with progress.tracked(["wandb"]):
+        while not progress.TRACK_LOG.read_text():
             time.sleep(0.05)
     assert "trackers were not told of everything" in capsys.readouterr().err
-    assert tracking.LOG.read_text() == "the network is away\n"
+    assert progress.TRACK_LOG.read_text() == "the network is away\n"

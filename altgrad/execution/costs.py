@@ -1,0 +1,196 @@
+"""What a cell costs: the seconds that cells of its kind took here before, and the bytes of disk.
+
+Cells that differ in seed, learning rate and the numbers of a format take equally long: they are of one kind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from altgrad.common.errors import UserError
+from altgrad.common.files import read_json, write_json
+from altgrad.execution.executor import Task
+
+COMPILES = 8.0  # most seconds that loading graphs makes a first run longer, where none is compiled
+TOOK = Path("scratch/took.json")  # seconds of the tasks of earlier runs, by kind and stage, and of the last report
+REPORT, OF_A_CELL = 6.0, 0.05  # seconds of a report before one was timed: in all, and more for each cell; on two cores
+
+FLOAT = 4  # bytes of a weight as it is saved
+# Checkpoints: the two that are kept and the one that is being written; of weights, and two moments of each.
+CHECKPOINTS, MOMENTS = 3, 2
+ROWS = 100_000  # bytes of a cell for what does not grow with its weights: rows of monitors, history, diagnosis
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The seconds of a cell of one kind: of a training ``step``, of each evaluation, of each look of the monitors
+    (``observe``), of the rest of training (``setup``), of its diagnosis, and of loading in each process (``load``).
+    """
+
+    step: float
+    evaluate: float
+    observe: float
+    setup: float
+    diagnose: float
+    load: float
+
+    @classmethod
+    def of(cls, probes: Sequence[Mapping[str, float]]) -> Kind:
+        """Return the mean over processes of what `altgrad.benchmark.probe` measured."""
+
+        def mean(name: str) -> float:
+            return sum(probe[name] for probe in probes) / len(probes)
+
+        parts = ("step", "evaluate", "observe", "setup", "diagnose")
+        step, evaluate, observe, setup, diagnose = (mean(f"{name}_s") for name in parts)
+        again = setup + mean("steps") * step + 2 * evaluate + 3 * observe
+        return cls(step, evaluate, observe, setup, diagnose, load=max(0.0, mean("first_s") - again))
+
+    def seconds(self, task: Task, cell: Settings) -> float:
+        """Return the seconds of a task; training counts its cell's diagnosis, and not ``load``."""
+        if task.stage == "diagnose":
+            return self.diagnose
+        train, monitor = cell["train"], cell["monitor"]
+        steps = train["steps"]
+        evaluations = 2 + (steps - 1) // train["eval_every"]  # before the first step and after the last
+        looks = 1 + steps // monitor["every"] if monitor.get("groups", True) else 0
+        return self.setup + steps * self.step + evaluations * self.evaluate + looks * self.observe + self.diagnose
+
+
+def kind_of(cell: Settings) -> str:
+    """Return a text that is the same for cells which take equally long."""
+    recipes = json.loads(json.dumps([part["rules"] for part in (cell, *cell.get("schedule", []))]))
+    for rule in chain.from_iterable(recipes):
+        for tensor in rule.values():
+            if isinstance(tensor, dict):
+                tensor.pop("format", None)
+    arm = {name: value for name, value in cell["arm"].items() if not isinstance(value, float | list)}
+    return json.dumps([cell["model"], cell["train"], cell["monitor"], arm, *recipes], sort_keys=True)
+
+
+def remember(took: Mapping[Task, float], jobs: int) -> None:
+    """Keep the seconds that tasks took, ``jobs`` at a time, for the next estimate."""
+    kept = _kept()
+    by: dict[str, dict[str, list[float]]] = {}
+    for task, seconds in took.items():
+        timing = Path(f"data/runs/{task.key}/timing.json")
+        if not timing.exists() or read_json(timing).get("resumed"):  # a resumed run took less than a whole one
+            continue
+        place = _place(kind_of(read_json(Path(f"data/grid/{task.key}.json"))), jobs)
+        by.setdefault(place, {}).setdefault(task.stage, []).append(seconds)
+    for place, stages in by.items():
+        train, diagnose = (sorted(stages.get(stage, [])) for stage in ("train", "diagnose"))
+        known = {"diagnose": median(diagnose)} if diagnose else {}
+        if len(train) > jobs:  # the first in each process loads graphs and loops, or compiles them, which happens once
+            usual = median(train[:-jobs])
+            known |= {"train": usual, "load": min(COMPILES, train[-1] - usual)}
+        kept[place] = kept.get(place, {}) | known
+    if by:
+        write_json(TOOK, kept)
+
+
+def remembered(kinds: Iterable[str], jobs: int) -> dict[str, Kind]:
+    """Return the seconds of ``kinds`` in earlier runs here, ``jobs`` at a time, without kinds that have not run."""
+    kept = _kept()
+    took = {kind: kept.get(_place(kind, jobs), {}) for kind in kinds}
+    return {
+        kind: Kind(0.0, 0.0, 0.0, known["train"], known["diagnose"], known["load"])
+        for kind, known in took.items() if {"train", "diagnose", "load"} <= known.keys()
+    }  # fmt: skip
+
+
+def remember_report(seconds: float) -> None:
+    """Keep the seconds that the report of the grid took."""
+    cells = len(read_json(Path("data/grid/index.json"))["cells"])
+    write_json(TOOK, _kept() | {"report": {"seconds": seconds, "cells": cells}})
+
+
+def report_seconds(cells: int) -> float:
+    """Return the seconds of a report of ``cells``, by the last one if one was timed here."""
+    last = _kept().get("report")
+    return last["seconds"] + OF_A_CELL * (cells - last["cells"]) if last else REPORT + OF_A_CELL * cells
+
+
+def _kept() -> dict[str, Any]:
+    return read_json(TOOK) if TOOK.exists() else {}
+
+
+def _place(kind: str, jobs: int) -> str:
+    return hashlib.sha256(json.dumps([kind, jobs, platform.node(), platform.processor()]).encode()).hexdigest()[:16]
+
+
+def weights_of(model: Settings, vocabulary: int) -> int:
+    """Return the number of a model's weights, its head tied to the embedding; biases and norms are not counted."""
+    width = model["width"]
+    return int(width * (vocabulary + model["context"] + model["layers"] * (4 + 2 * model["mlp_ratio"]) * width))
+
+
+def cell_bytes(cell: Settings, vocabulary: int) -> int:
+    """Return about how many bytes a finished cell keeps: its weights, their snapshots, and the gradient twice."""
+    return ROWS + FLOAT * weights_of(cell["model"], vocabulary) * (1 + cell["monitor"]["probes"] + 2)
+
+
+def scratch_bytes(cell: Settings, vocabulary: int) -> int:
+    """Return about how many bytes a cell needs besides while it trains: checkpoints and snapshots."""
+    copies = CHECKPOINTS * (1 + MOMENTS) + cell["monitor"]["probes"]
+    return FLOAT * weights_of(cell["model"], vocabulary) * copies
+
+
+def disk_needed(tasks: Sequence[Task], jobs: int) -> int:
+    """Return about how many bytes ``tasks`` will take, ``jobs`` of them at a time.
+
+    DVC's cache and data/ share their files. On a file system without hard links each stands twice.
+    """
+    keys = list(dict.fromkeys(task.key for task in tasks if task.stage == "train"))
+    cells = [read_json(Path(f"data/grid/{key}.json")) for key in keys]
+    vocabulary = read_json(Path("data/tokens/meta.json"))["vocab_size"] if cells else 0
+    kept = sum(cell_bytes(cell, vocabulary) for cell in cells)
+    training = sorted((scratch_bytes(cell, vocabulary) for cell in cells), reverse=True)[:jobs]
+    return kept * (1 if has_links(Path("data")) else 2) + sum(training)
+
+
+def has_links(folder: Path) -> bool:
+    """Return whether a file in ``folder`` can have a second name."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".links-") as place:
+        file = Path(place, "file")
+        file.touch()
+        try:
+            os.link(file, file.with_name("link"))
+        except OSError:
+            return False
+    return True
+
+
+def disk_sentence(need: int) -> str:
+    """Return the bytes that are needed and free, as the end of a sentence."""
+    return f"about {size(need)} of disk, of which {size(shutil.disk_usage('.').free)} are free"
+
+
+def require_room(tasks: Sequence[Task], jobs: int) -> None:
+    """Raise :class:`UserError` if ``tasks`` need more disk than is free, with what makes room."""
+    need, free = disk_needed(tasks, jobs), shutil.disk_usage(".").free
+    if need > free:
+        raise UserError(
+            f"the cells that have to run need {disk_sentence(need)}, {size(need - free)} too few; `dvc gc -w` removes "
+            "cached results of other settings, and `monitor.probes: 1` keeps fewer snapshots"
+        )
+
+
+def size(count: float) -> str:
+    """Return a number of bytes such as ``820 kB``, ``84 MB`` or ``1.2 GB``."""
+    power = 1 if count < 999_500 else 2 if count < 999.5e6 else 3
+    count /= 1000**power
+    return f"{count:.{1 if count < 9.95 else 0}f} {' kMG'[power]}B"
