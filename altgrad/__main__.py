@@ -28,7 +28,6 @@ INTERNAL = {
     "watch.track": "altgrad/watch/README.md",
     "benchmark.compiled": "altgrad.benchmark, in a process for each step",
     "benchmark.probe": "altgrad.execution, for an estimate",
-    "training.replica": "altgrad.training, for a cell of several processes",
     "reporting.offline": "make, once, with the environment",
 }
 # Packages in the order in which they help: what a format is, what can be set, what is measured, then the rest by name.
