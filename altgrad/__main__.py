@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import argparse
 import ast
-import importlib
 import re
 import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from altgrad import __version__
@@ -28,7 +27,6 @@ INTERNAL = {
     "watch.track": "altgrad/watch/README.md",
     "benchmark.compiled": "altgrad.benchmark, in a process for each step",
     "benchmark.probe": "stages.probe, for an estimate, and altgrad.benchmark",
-    "training.replica": "altgrad.training, for a cell of several processes",
     "reporting.offline": "make, once, with the environment",
 }
 # Packages in the order in which they help: what a format is, what can be set, what is measured, then the rest by name.
@@ -80,15 +78,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.argv = [f"altgrad {options.command}", *options.arguments]
     runpy.run_module(f"altgrad.{options.command}", run_name="__main__", alter_sys=True)
     return 0
-
-
-def main_of(module: str) -> Callable[[list[str]], None]:
-    """Return the ``main`` of a module such as ``reporting.figures.precision``, for a command of an earlier package.
-
-    An earlier package may not import a later one; a command may end in what a later one does.
-    """
-    main: Callable[[list[str]], None] = importlib.import_module(f"altgrad.{module}").main
-    return main
 
 
 def _line(source: Path) -> str:

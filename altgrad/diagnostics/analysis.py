@@ -1,24 +1,177 @@
-"""An analysis: how one metric is computed, what it takes, and what several compare two fields over a weight by."""
+"""What a metric sees and says: a layer at one step, an analysis of it, and the functions that several analyses share.
+
+What several metrics need (the scaled weights, their codes, how often each code occurs) is computed once per view, on
+first use.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from altgrad.diagnostics.view import Histogram, LayerView
+from altgrad.diagnostics.curvature import Curvature, Fisher
+from altgrad.diagnostics.noise_sources import GradientNoise
+from altgrad.formats import Format
 from altgrad.metrics import METRICS, Metric
-from altgrad.numerics import permutation
+from altgrad.numerics import decode, encode, format_constants, operand_scale, permutation, quantize, rung, ulp
 
 SEED = 0
+# Usual needs of an analysis.
 WEIGHT = ("weight",)
 QUANTIZED = ("weight", "grid")
 GEOMETRY = ("weight", "geometry")
 GRADIENTS = ("grad_quantized", "grad_float")
+
+T = TypeVar("T")
+
+
+def needed(field: T | None) -> T:
+    """Return ``field`` of a view, which the analysis needs: `measure` calls it only where the field is there."""
+    assert field is not None
+    return field
+
+
+class Histogram(NamedTuple):
+    """Bin positions ``x``, ascending, and the share or level ``value`` of each; empty bins may be left out."""
+
+    x: Sequence[float]
+    value: Sequence[float]
+
+
+class QuantizationGrid(NamedTuple):
+    """A format and the scale with which a tensor is rounded to it: ``round(t * scale)``."""
+
+    format: Format
+    scale: Tensor  # float32, broadcastable to the tensor
+
+    @classmethod
+    def of(cls, weight: Tensor, fmt: Format, remembered: Tensor | None = None, **options: Any) -> QuantizationGrid:
+        """Return the quantization grid of ``weight`` (out, in) in the forward product.
+
+        ``remembered`` (0-d) is the amax that sets the scale, if not the weight's present one. ``options`` are those of
+        `operand_scale`.
+        """
+        constants = format_constants(fmt, scale_format=options.get("scale_format", "float32"))
+        return cls(fmt, operand_scale(weight, constants, remembered, **options))
+
+    def scaled(self, t: Tensor) -> Tensor:
+        """Return ``t * scale`` in float32, the product that training rounds."""
+        return t.float() * self.scale
+
+    def rounded(self, t: Tensor) -> Tensor:
+        """Return ``round(t * scale)``, on the format's own quantization grid."""
+        return quantize(self.scaled(t), self.format)
+
+    def rungs(self, t: Tensor) -> Tensor:
+        """Return the rung (int32) on which each value of ``t`` lands."""
+        return rung(self.scaled(t), self.format)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerView:
+    """A layer at a step. A field that the run lacks is ``None``, and metrics that need it are left out.
+
+    ``weight`` is the float32 master weight, shape (out, in); ``initial`` and ``previous`` are the same tensor at step 0
+    and at the snapshot before (``None`` at step 0). ``grid`` and ``previous_grid`` are their quantization grids
+    (``None`` when weights are not quantized). The gradients of the weight come from one batch, through the quantized
+    path and in float32.
+
+    ``virtual`` is the quantization grid that an optimizer sees and no product uses. ``fisher``, ``curvature`` and
+    ``noise`` belong to the final weights in the rebuilt model. A view of the whole model has ``model_curvature`` and no
+    layer.
+    """
+
+    layer: str
+    step: int
+    weight: Tensor | None = None
+    grid: QuantizationGrid | None = None
+    initial: Tensor | None = None
+    previous: Tensor | None = None
+    previous_grid: QuantizationGrid | None = None
+    grad_quantized: Tensor | None = None
+    grad_float: Tensor | None = None
+    virtual: QuantizationGrid | None = None
+    fisher: Fisher | None = None
+    curvature: Curvature | None = None
+    noise: GradientNoise | None = None
+    model_curvature: Curvature | None = None
+
+    @property
+    def geometry(self) -> QuantizationGrid | None:
+        """The quantization grid whose spacing is the weights' stiffness: ``grid``, or else ``virtual``."""
+        return self.virtual if self.grid is None else self.grid
+
+    @cached_property
+    def stiffness(self) -> Tensor:
+        """The spacing of `geometry` at each weight, in the weight's own unit: float32, shape (out, in)."""
+        grid = needed(self.geometry)
+        return ulp(grid.scaled(needed(self.weight)), grid.format) / grid.scale
+
+    @cached_property
+    def scaled(self) -> Tensor:
+        return needed(self.grid).scaled(needed(self.weight))
+
+    @cached_property
+    def on_grid(self) -> Tensor:
+        """The rounded weights as values of the format, still multiplied by the scale."""
+        return quantize(self.scaled, needed(self.grid).format)
+
+    @cached_property
+    def code_counts(self) -> np.ndarray:
+        """How many weights have each code: int64, shape (2^bits,)."""
+        fmt = needed(self.grid).format
+        codes = encode(self.on_grid, fmt).flatten().long() & ((1 << fmt.bits) - 1)
+        return torch.bincount(codes, minlength=1 << fmt.bits).numpy()
+
+    @cached_property
+    def rung_counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """The rungs in use, ascending, and how many weights are on each; +0 and -0 are one rung."""
+        fmt = needed(self.grid).format
+        codes = torch.from_numpy(np.flatnonzero(self.code_counts))
+        rungs, owner = np.unique(rung(decode(codes, fmt), fmt).numpy(), return_inverse=True)
+        return rungs, np.bincount(owner, weights=self.code_counts[codes.numpy()])
+
+    @cached_property
+    def singular_values(self) -> Tensor:
+        return singular_values(needed(self.weight))
+
+
+class Analysis(NamedTuple):
+    """How one metric is computed.
+
+    ``compute`` takes a :class:`LayerView` and returns a number, a :class:`Histogram`, or ``None`` where the metric has
+    no value. It is called if all attributes of the view that ``needs`` names are there and finite. ``row`` defines the
+    metric, unless ``altgrad.metrics`` has a row of that name.
+    """
+
+    compute: Callable[[LayerView], float | Histogram | None]
+    needs: tuple[str, ...]
+    row: Metric | None = None
+
+    @classmethod
+    def own(
+        cls, compute: Callable[[LayerView], float | Histogram | None], needs: tuple[str, ...], unit: str,
+        definition: str, **row: Any,
+    ) -> Analysis:  # fmt: skip
+        """Return an analysis with its own `Metric`, named after the function; ``row`` are further fields of it."""
+        return cls(compute, needs, Metric(compute.__name__, unit, definition, **row))
+
+    @property
+    def name(self) -> str:
+        """The metric's name in files and reports, which is the function's."""
+        return self.compute.__name__
+
+    @property
+    def metric(self) -> Metric:
+        return METRICS[self.name] if self.row is None else self.row
 
 
 def cosine(a: Tensor, b: Tensor) -> float | None:
@@ -35,7 +188,7 @@ def ratio_db(signal: Tensor, noise: Tensor) -> float | None:
 
 
 def shuffled(t: Tensor) -> Tensor:
-    """Return the elements of ``t`` in another order, always the same one: its histogram without its places."""
+    """Return ``t`` with its elements in another, fixed order: the same histogram in other places."""
     return t.flatten()[permutation(t.numel(), SEED, 0)].view_as(t)
 
 
@@ -48,31 +201,18 @@ def spearman(a: Tensor, b: Tensor) -> float | None:
     return cosine(*(rank - rank.mean() for rank in ranks))
 
 
-class Analysis(NamedTuple):
-    """How one metric is computed.
+def entropy(counts: np.ndarray) -> float:
+    """Return the entropy in bits of the distribution with these counts."""
+    share = counts[counts > 0] / counts.sum()
+    return float(-(share * np.log2(share)).sum() + 0.0)  # + 0.0 turns -0 into 0
 
-    ``compute`` takes a :class:`LayerView` and returns a number, a :class:`Histogram`, or ``None`` where the metric has
-    no value. ``needs`` names attributes of the view: it is called only when all of them are there and finite. ``row``
-    says what it is, unless ``altgrad.metrics`` has a row of that name.
+
+def singular_values(matrix: Tensor) -> Tensor:
+    """Return the singular values of a 2-d ``matrix``, float64, ascending.
+
+    They are the square roots of the eigenvalues of the smaller Gram matrix, which is many times faster than a
+    decomposition of the matrix and exact to about 1e-8 of the largest value.
     """
-
-    compute: Callable[[LayerView], float | Histogram | None]
-    needs: tuple[str, ...]
-    row: Metric | None = None
-
-    @classmethod
-    def own(
-        cls, compute: Callable[[LayerView], float | Histogram | None], needs: tuple[str, ...], unit: str,
-        definition: str, **row: Any,
-    ) -> Analysis:  # fmt: skip
-        """Return an analysis with a `Metric` of its own, called like the function; ``row`` are that one's fields."""
-        return cls(compute, needs, Metric(compute.__name__, unit, definition, **row))
-
-    @property
-    def name(self) -> str:
-        """The metric's name in files and reports: that of the function."""
-        return self.compute.__name__
-
-    @property
-    def metric(self) -> Metric:
-        return METRICS[self.name] if self.row is None else self.row
+    wide = matrix.double()
+    gram = wide @ wide.T if wide.shape[0] <= wide.shape[1] else wide.T @ wide
+    return torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()

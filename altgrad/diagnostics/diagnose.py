@@ -8,7 +8,9 @@ that ``altgrad.metrics`` does not know. Both are the same bytes whenever the sam
 
 from __future__ import annotations
 
+import importlib
 import math
+import pkgutil
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,16 +25,16 @@ from torch import Tensor
 from altgrad.common.files import sha256_of, write_json, write_rows
 from altgrad.config import Cell
 from altgrad.config.schema import Diagnose
-from altgrad.diagnostics.fisher import fishers
-from altgrad.diagnostics.hessian import curvatures
+from altgrad.diagnostics.analysis import Analysis, Histogram, LayerView, needed
+from altgrad.diagnostics.curvature import curvatures, fishers
 from altgrad.diagnostics.noise_sources import gradient_noises
 from altgrad.diagnostics.rebuilt import RebuiltModel
-from altgrad.diagnostics.registry import ANALYSES
 from altgrad.diagnostics.saved import SavedRun
-from altgrad.diagnostics.view import Histogram, LayerView, needed
-from altgrad.metrics import Metric
+from altgrad.metrics import METRICS, Metric
 
 OK, NONFINITE = "ok", "nonfinite"
+FIRST = ("weights", "gradients", "geometry")  # modules whose rows come first in a diagnosis
+USERS = ("diagnose", "__main__")  # modules that use the analyses of the others
 WHOLE_MODEL = ""  # in place of a layer's name
 TENSORS = ("weight", "initial", "previous", "grad_quantized", "grad_float")
 TEXT, WHOLE, NUMBER = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
@@ -50,6 +52,27 @@ class Row(NamedTuple):
     metric: str
     x: float | None
     value: float
+
+
+def _declared() -> tuple[Analysis, ...]:
+    """Return the analyses that the modules of this folder declare as ``ANALYSES``, each with one row and no more."""
+    package = __name__.rpartition(".")[0]
+    names = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
+    names = [*FIRST, *(name for name in names if name not in (*FIRST, *USERS))]
+    modules = [importlib.import_module(f"{package}.{name}") for name in names]
+    analyses = tuple(analysis for module in modules for analysis in getattr(module, "ANALYSES", ()))
+    for analysis in analyses:
+        name, row = analysis.name, analysis.row
+        if [other.name for other in analyses].count(name) > 1 or (row is not None and name in METRICS):
+            raise ValueError(f"metric {name} has two homes")
+        if row is None and name not in METRICS:
+            raise ValueError(f"metric {name} has no row: give its analysis one")
+        if row is not None and (row.name != name or row.offline is None):
+            raise ValueError(f"metric {name}: its row must have the name of its function, and the role as offline")
+    return analyses
+
+
+ANALYSES = _declared()
 
 
 def diagnose_cell(

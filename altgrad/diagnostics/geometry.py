@@ -12,10 +12,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from altgrad.diagnostics.analysis import GEOMETRY, Analysis, cosine, shuffled, spearman
-from altgrad.diagnostics.fisher import DAMPING
-from altgrad.diagnostics.hessian import TOLERANCE, Curvature
-from altgrad.diagnostics.view import LayerView, needed
+from altgrad.diagnostics.analysis import GEOMETRY, Analysis, LayerView, cosine, needed, shuffled, spearman
+from altgrad.diagnostics.curvature import DAMPING, TOLERANCE, Curvature
 from altgrad.metrics import Limit, mean
 
 FISHER = (*GEOMETRY, "fisher")

@@ -16,8 +16,17 @@ import math
 from collections.abc import Callable
 
 from altgrad.config.recipe import ROLES
-from altgrad.diagnostics.analysis import GEOMETRY, GRADIENTS, Analysis, cosine, ratio_db, shuffled, spearman
-from altgrad.diagnostics.view import LayerView, needed
+from altgrad.diagnostics.analysis import (
+    GEOMETRY,
+    GRADIENTS,
+    Analysis,
+    LayerView,
+    cosine,
+    needed,
+    ratio_db,
+    shuffled,
+    spearman,
+)
 from altgrad.metrics import Limit, mean
 
 WITH_STIFFNESS = (*GEOMETRY, "grad_quantized")

@@ -9,7 +9,7 @@ measured there. The rounding of incoming gradients is no part of a loss and is l
 NNGeometry 0.4 computes Fisher information and Kronecker factors too, but not of these layers: it knows layers by the
 name of their class, a list that has neither embeddings nor quantized layers, its sums for linear layers take inputs of
 shape (samples, features), where a language model's have tokens between the two, and it requires torchvision. What it
-would do here are three products, those of `altgrad.diagnostics.fisher`.
+would do here are three products, those of `altgrad.diagnostics.curvature`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from altgrad.common.errors import UserError
 from altgrad.common.files import read_json
 from altgrad.config import Cell
 from altgrad.config.recipe import TensorRecipe
-from altgrad.diagnostics.view import Grid, LayerView
+from altgrad.diagnostics.analysis import LayerView, QuantizationGrid
 from altgrad.model.from_cell import recipe_of
 
 
@@ -110,7 +110,7 @@ class SavedRun(ExitStack):
             return self._model.get_tensor(final)
         return None
 
-    def _grid(self, layer: str, step: int, weight: Tensor, remembered: Tensor | None) -> Grid | None:
+    def _grid(self, layer: str, step: int, weight: Tensor, remembered: Tensor | None) -> QuantizationGrid | None:
         """Return the quantization grid that the forward pass of ``step`` would put ``weight`` on."""
         name, spec = self.formats[layer]["weight"], self._spec(layer, step)
         if self._place(step) != self._place(self.last_step):
@@ -119,9 +119,9 @@ class SavedRun(ExitStack):
             return None
         if spec is None or spec.format.name != name:
             raise UserError(f"{self.folder} is not a run of today's {self.cell.key}; run `dvc repro` to train it again")
-        return Grid.of(weight, spec.format, remembered, **spec.scale_options)
+        return QuantizationGrid.of(weight, spec.format, remembered, **spec.scale_options)
 
-    def _virtual_grid(self, layer: str, step: int, weight: Tensor) -> Grid | None:
+    def _virtual_grid(self, layer: str, step: int, weight: Tensor) -> QuantizationGrid | None:
         """Return the quantization grid that the arm of ``weight`` sees and no product uses, at the weight's own amax.
 
         Weights that live on a finer one hold an amax of up to twice that, which the snapshots do not tell.
@@ -129,7 +129,7 @@ class SavedRun(ExitStack):
         spec = self._spec(layer, step)
         if spec is None or not spec.virtual:
             return None
-        return Grid.of(weight, spec.format, **spec.scale_options)
+        return QuantizationGrid.of(weight, spec.format, **spec.scale_options)
 
     def _spec(self, layer: str, step: int) -> TensorRecipe | None:
         found = self._recipes[self._place(step)].get(layer)

@@ -13,8 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from altgrad.diagnostics.analysis import GEOMETRY, QUANTIZED, WEIGHT, Analysis, ratio_db
-from altgrad.diagnostics.view import Histogram, LayerView, entropy, needed, singular_values
+from altgrad.diagnostics.analysis import (
+    GEOMETRY,
+    QUANTIZED,
+    WEIGHT,
+    Analysis,
+    Histogram,
+    LayerView,
+    entropy,
+    needed,
+    ratio_db,
+    singular_values,
+)
 from altgrad.metrics import mean
 from altgrad.numerics import rung, ulp
 

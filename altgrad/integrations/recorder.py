@@ -19,13 +19,12 @@ from altgrad.config.tasks import HISTORY
 from altgrad.integrations.folder import Folder, settings_of
 from altgrad.model import layer_recipe, linear_layers, matrix_of
 from altgrad.optim import ArmOptimizer
-from altgrad.optim.grids import weight_grids
 from altgrad.training import machine
+from altgrad.training.checkpoint import RowLog
 from altgrad.training.evaluation import LossAlone
-from altgrad.training.monitor import Monitor, Row, largest_overflow
+from altgrad.training.monitor import Measurement, TensorMonitor, UpdateMonitor, largest_overflow
 from altgrad.training.outcome import OutcomeTracker
-from altgrad.training.records import RowLog, write_history, write_monitors
-from altgrad.training.updates import UpdateMonitor
+from altgrad.training.records import write_history, write_monitors
 
 STEP, TRAIN_LOSS, VAL_LOSS, NORM = (HISTORY.index(n) for n in ("step", "train_loss", "val_loss", "grad_norm"))
 
@@ -66,11 +65,9 @@ class Recorder:
         self.model, self.optimizer, self.tokens_per_step = model, optimizer, tokens_per_step
         self.step = self._first = self._observed = self._prepared = resume_step or 0
         self._when, self._began = when or MonitorSettings(), time.perf_counter()
-        on_grid = optimizer.arm.weights == "quantized"
-        grids = optimizer.grids if on_grid else weight_grids(model, on_grid=False)
-        self._monitor, self._updates = Monitor(model, {}), UpdateMonitor(model, optimizer, grids)
+        self._monitor, self._updates = TensorMonitor(model, {}), UpdateMonitor(model, optimizer)
         self._watched = ExitStack()  # the step whose update is watched
-        self._seen: list[Row] = []  # of the step under way
+        self._seen: list[Measurement] = []  # of the step under way
         self._lr: float | None = None
         self._row: list[Any] = []  # of the last step that was logged,
         self._written: list[Any] = []  # as it stands in the file
@@ -210,7 +207,7 @@ def _classes(model: nn.Module) -> int:
 def _outcome(history: list[list[Any]], monitors: list[list[Any]]) -> OutcomeTracker:
     """Judge a run by its rows, as the bench judges one of its own by every step; null is a loss that is not finite."""
     tracker = OutcomeTracker(Divergence().spike, Divergence().window)
-    tracker.observe_overflow(largest_overflow([Row(*row) for row in monitors]))
+    tracker.observe_overflow(largest_overflow([Measurement(*row) for row in monitors]))
     for row in history:
         trained = row[TRAIN_LOSS] is not None or row[VAL_LOSS] is None
         if trained and tracker.update(row[STEP], math.nan if row[TRAIN_LOSS] is None else row[TRAIN_LOSS], 0.0):

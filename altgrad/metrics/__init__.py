@@ -1,4 +1,4 @@
-"""What each metric is: its name, unit, definition, limit and summary. Pure Python, so every package may read it.
+"""The definition of each metric: name, unit, limit and summary. Pure Python, so that every package can import it.
 
     metric.Metric -> the rows in table.METRICS
 

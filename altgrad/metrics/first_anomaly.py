@@ -1,43 +1,216 @@
 """Which tensor left the band of healthy runs first, in a run that diverged or ended worse: the first anomalous tensor.
 
-An excursion is a value more than `THRESHOLD` spreads from the middle of its band, see `altgrad.metrics.bands`. It
-counts when the next pass has it too, or there is none. With too few healthy runs for a band, the limits of the metrics'
-rows take its place.
+**Bands.** A run's live measurements are compared with those of healthy runs, its *peers*, tensor by tensor and metric
+by metric, at every step that they share. Values are compared in binades (log2; dB over 6.02), so one floor serves all.
+The middle of a band is the peers' median at that step. Its spread is pooled: over the steps of a tensor, and half of it
+over all layers, since a few runs say little about one tensor. With fewer than `LEAST_PEERS` peers there is no band, and
+the limits of the metrics' rows take its place.
 
-The first anomaly is the earliest excursion that is no later than the loss's own; what leaves its band after the loss
-rose, by `LOSS_THRESHOLD` spreads, is a consequence. So is an update beside a tensor of the same step, whose gradients
-it is made of.
+**Excursions.** An excursion is a value more than `THRESHOLD` spreads from the middle of its band, in this pass and the
+next one, if there is one. The first anomaly is the earliest excursion that is no later than the loss's own: what leaves
+its band after the loss rose, by `LOSS_THRESHOLD` spreads, is a consequence. So is an update beside a tensor of the same
+step, whose gradients the update is made of. Of several tensors in one pass the farthest out is named. Of equally far
+ones, such as NaN, weights come first, then tensors in the order in which they are computed.
 
-Of several tensors in the same pass the one that is farthest out is named, and of those that are equally
-far, as NaN is, weights before the rest, which is named as it is computed.
-
-The thresholds were chosen on injected faults, and what they find in others stands in reports/first_anomaly. Updates
-have one of their own: they vary more from step to step than from run to run, and a spread is over steps too.
+The thresholds were chosen on injected faults; reports/first_anomaly has what they find in others. Updates have a
+threshold of their own: they vary more from step to step than from run to run, and a spread is over steps too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
 
-from altgrad.metrics.bands import LEAST_PEERS, OMITTED, Peers, Trace, from_binades, loss_bands, tensor_bands
 from altgrad.metrics.table import METRICS
 
-THRESHOLD = 12.0  # spreads, of tensors; see the module
+LEAST_PEERS = 3
+FLOOR = 1 / 16  # binades: the least spread of a tensor ...
+LOSS_FLOOR = 1 / 64  # ... and of the loss: 1.1 %
+THRESHOLD = 12.0  # spreads, of tensors
 UPDATE_THRESHOLD = 8.0  # of updates
 LOSS_THRESHOLD = 4.0  # of the loss: set by hand after a first look at injected faults, chosen on no score
+KEY = ["layer", "role", "metric"]
+LOSSES = ["train_loss", "val_loss"]
+LEAST_SHARE = 2.0**-10  # added to a share before its logarithm, which would be infinite at 0
+PER_BINADE = 20 * np.log10(2)  # dB
+# A mean has no sign to lose, non-finite values need no band, and attention_entropy covers the third.
+OMITTED = {"mean", "nonfinite", "attention_low_heads"}
 UPDATE = "update"
-WEIGHT = "weight"
-FORWARD, BACKWARD = ("input", "output"), ("grad", "weight_grad", UPDATE)  # a pass, in order
+FORWARD, BACKWARD = ("input", "output"), ("grad", "weight_grad", UPDATE)  # the roles of a pass, in order
+
+Way = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a run recorded: ``monitors`` (step, layer, role, metric, value), ``history`` (step, train_loss, val_loss).
+
+    ``diverged`` is the step at which the run was found to have diverged, if it was; ``nonfinite`` the first tensor of
+    that step that was not finite, as ``"blocks.0.mlp.up grad"``, or "".
+    """
+
+    monitors: pd.DataFrame
+    history: pd.DataFrame
+    diverged: int | None = None
+    nonfinite: str = ""
+
+    @cached_property
+    def tensors(self) -> pd.DataFrame:
+        """The measurements in binades, (layer, role, metric) x step.
+
+        Infinity stands for a recorded value that is not finite, NaN for one that was not recorded.
+        """
+        rows = self.monitors[self.monitors["metric"].isin(METRICS.keys() - OMITTED)]
+        values = rows["value"].to_numpy(dtype="float64")
+        binades = np.empty(len(values))
+        for metric, places in rows.groupby("metric", sort=False).indices.items():
+            binades[places] = to_binades(str(metric), values[places])
+        rows = rows.assign(value=np.where(np.isfinite(binades), binades, np.inf))
+        return rows.set_index([*KEY, "step"])["value"].unstack("step", sort=False).sort_index(axis=1)
+
+    @cached_property
+    def losses(self) -> pd.DataFrame:
+        return np.log2(self.history.set_index("step")[LOSSES].astype("float64").T)
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """Statistics of the finite values of several runs, in binades. A run may lack keys or steps that another has.
+
+    All but ``index`` (keys) and ``columns`` (steps) are arrays (keys, steps): the number of runs with a value, their
+    median, the summed squares of their distances from it, and their extremes; NaN where no run has a value.
+    """
+
+    index: pd.Index
+    columns: pd.Index
+    count: np.ndarray
+    middle: np.ndarray
+    squares: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    @classmethod
+    def of(cls, frames: Sequence[pd.DataFrame]) -> Healthy:
+        """Return the statistics over the ``frames`` of runs, keys x steps; at least one."""
+        index, columns = _union(frame.index for frame in frames), _union(frame.columns for frame in frames)
+        stack = np.stack([frame.reindex(index=index, columns=columns).to_numpy(dtype="float64") for frame in frames])
+        stack[~np.isfinite(stack)] = np.nan
+        stack.sort(axis=0)  # NaN comes last
+        count = np.isfinite(stack).sum(axis=0)
+
+        def at(place: np.ndarray) -> np.ndarray:
+            return np.take_along_axis(stack, np.maximum(place, 0)[None], axis=0)[0]
+
+        middle = (at((count - 1) // 2) + at(count // 2)) / 2
+        squares = np.nansum((stack - middle) ** 2, axis=0)
+        return cls(index, columns, count, middle, squares, stack[0], at(count - 1))
+
+    def like(self, values: pd.DataFrame) -> Healthy:
+        """Return the same statistics for the keys and steps of ``values``."""
+        rows, columns = self.index.get_indexer(values.index), self.columns.get_indexer(values.columns)
+        unknown = (rows < 0)[:, None] | (columns < 0)
+
+        def of(numbers: np.ndarray, otherwise: float) -> np.ndarray:
+            return np.where(unknown, otherwise, numbers[np.ix_(rows, columns)])
+
+        return Healthy(
+            values.index, values.columns, of(self.count, 0), of(self.middle, np.nan), of(self.squares, 0),
+            of(self.low, np.nan), of(self.high, np.nan),
+        )  # fmt: skip
+
+
+class Peers(tuple[Trace, ...]):
+    """Healthy runs. Their statistics are computed once, however many runs are compared with them."""
+
+    @cached_property
+    def tensors(self) -> Healthy:
+        return Healthy.of([peer.tensors for peer in self])
+
+    @cached_property
+    def losses(self) -> Healthy:
+        return Healthy.of([peer.losses for peer in self])
+
+
+@dataclass(frozen=True)
+class Bands:
+    """A run's values (keys, steps), in binades, and the ``middle`` and ``spread`` of its peers', NaN where unknown.
+
+    ``low`` and ``high`` are the peers' extremes.
+    """
+
+    values: pd.DataFrame
+    middle: np.ndarray
+    spread: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+    @property
+    def beyond(self) -> np.ndarray:
+        """How far out each value is, in spreads, with its sign; 0 where there is no value or no band."""
+        known = np.isfinite(self.middle)
+        far = (self.values.to_numpy() - self.middle) / self.spread
+        return np.where(known & ~np.isnan(far), far, 0.0)
+
+
+def tensor_bands(run: Trace, peers: Peers) -> Bands:
+    """Return the bands of every tensor and metric that ``run`` has, at its steps."""
+    return _bands(run.tensors, peers.tensors, run.tensors.index.droplevel("layer"), FLOOR)
+
+
+def loss_bands(run: Trace, peers: Peers) -> Bands:
+    """Return the bands of the losses, keyed by their names."""
+    return _bands(run.losses, peers.losses, run.losses.index, LOSS_FLOOR)
+
+
+def to_binades(metric: str, value: np.ndarray) -> np.ndarray:
+    """Return values of a metric on a scale whose unit is a factor of two."""
+    return _scale(metric)[0](value)
+
+
+def from_binades(metric: str, value: np.ndarray) -> np.ndarray:
+    """Undo `to_binades`."""
+    return _scale(metric)[1](value)
+
+
+def _scale(metric: str) -> tuple[Way, Way]:
+    unit = METRICS[metric].unit if metric in METRICS else "1"
+    if unit == "dB":
+        return lambda v: v / PER_BINADE, lambda y: y * PER_BINADE
+    if metric == "kurtosis":  # plus 3 it is a ratio of moments
+        return lambda v: np.log2(v + 3), lambda y: 2**y - 3
+    if unit == "cosine":
+        return lambda v: np.log2(1 - v + LEAST_SHARE), lambda y: 1 - 2**y + LEAST_SHARE
+    if unit.startswith("share"):
+        return lambda v: np.log2(v + LEAST_SHARE), lambda y: 2**y - LEAST_SHARE
+    return lambda v: np.log2(np.maximum(np.abs(v), np.finfo(float).tiny)), lambda y: 2.0**y
+
+
+def _union(indexes: Iterable[pd.Index]) -> pd.Index:
+    return functools.reduce(lambda one, other: one.union(other, sort=False), indexes)
+
+
+def _bands(values: pd.DataFrame, healthy: Healthy, groups: pd.Index, floor: float) -> Bands:
+    """Return the bands of ``values``; half of a spread is common to all keys of a group."""
+    peers = healthy.like(values)
+    freedom = np.maximum(peers.count - 1, 0)
+    own = peers.squares.sum(axis=1) / np.maximum(freedom.sum(axis=1), 1)
+    common = pd.Series(own).groupby(groups.to_numpy()).transform("median").to_numpy()
+    spread = np.sqrt(np.maximum((own + common) / 2, floor**2))[:, None] * np.sqrt(1 + 1 / np.maximum(peers.count, 1))
+    middle = np.where(peers.count >= LEAST_PEERS, peers.middle, np.nan)
+    return Bands(values, middle, spread, peers.low, peers.high)
 
 
 @dataclass(frozen=True)
 class Excursion:
-    """A value outside its band: ``low`` and ``high`` are the smallest and largest of the peers' values at that step,
-    NaN without peers; ``beyond`` is how far out it is, in spreads."""
+    """A value outside its band, ``beyond`` spreads from the middle.
+
+    ``low`` and ``high`` are the smallest and largest of the peers' values at that step, NaN without peers.
+    """
 
     layer: str
     role: str
@@ -51,9 +224,9 @@ class Excursion:
 
 @dataclass(frozen=True)
 class FirstAnomaly:
-    """What was found: ``excursion`` is None where no tensor left its band before the loss did.
+    """``excursion`` is ``None`` if no tensor left its band before the loss did.
 
-    ``loss_step`` is where the loss left its own, or the run was found to have diverged, None if neither happened.
+    ``loss_step`` is the step at which the loss left its band or the run diverged, ``None`` if neither happened.
     ``peers`` is the number of healthy runs that made the bands, 0 where limits took their place.
     """
 
@@ -71,24 +244,24 @@ class FirstAnomaly:
 def first_anomaly(
     run: Trace, peers: Peers, threshold: float = THRESHOLD, update_threshold: float = UPDATE_THRESHOLD
 ) -> FirstAnomaly:
-    """Return what left its band first in ``run``; see the module. ``peers`` are without it."""
+    """Return what left its band first in ``run``, which is none of the ``peers``; see the module."""
     enough = len(peers) >= LEAST_PEERS
     loss_step = _loss_step(run, peers if enough else None)
-    found = _nonfinite(run)
-    found += _outside(run, peers, threshold, update_threshold) if enough else _limits_crossed(run.monitors)
-    found = [excursion for excursion in found if loss_step is None or excursion.step <= loss_step]
+    excursions = _nonfinite(run)
+    excursions += _outside(run, peers, threshold, update_threshold) if enough else _limits_crossed(run.monitors)
+    in_time = [excursion for excursion in excursions if loss_step is None or excursion.step <= loss_step]
     order = _order(run.monitors)
-    first = min(found, key=lambda e: (e.step, e.role == UPDATE, -e.beyond, order(e.layer, e.role)), default=None)
+    first = min(in_time, key=lambda e: (e.step, e.role == UPDATE, -e.beyond, order(e.layer, e.role)), default=None)
     return FirstAnomaly(first, loss_step, len(peers) if enough else 0)
 
 
 def threshold_of(role: str) -> float:
-    """Return how many spreads from the peers' median a tensor's band ends, or that of updates."""
+    """Return the threshold of a role, in spreads from the peers' median."""
     return UPDATE_THRESHOLD if role == UPDATE else THRESHOLD
 
 
 def _lasting(out: np.ndarray, recorded: np.ndarray) -> np.ndarray:
-    """Return where ``out`` (keys, steps) holds and holds in the key's next recorded pass too, or there is none."""
+    """Return where ``out`` (keys, steps) is true in this pass and in the key's next recorded one, if there is one."""
     kept = np.zeros_like(out)
     following = np.ones(len(out), dtype=bool)
     for step in reversed(range(out.shape[1])):
@@ -98,7 +271,7 @@ def _lasting(out: np.ndarray, recorded: np.ndarray) -> np.ndarray:
 
 
 def _loss_step(run: Trace, peers: Peers | None) -> int | None:
-    """Return the first step at which a loss is above its band or the run has diverged, None if that never was."""
+    """Return the first step at which a loss is above its band or the run has diverged, ``None`` without one."""
     steps = [] if run.diverged is None else [run.diverged]
     if peers and len(run.history):
         bands = loss_bands(run, peers)
@@ -109,7 +282,7 @@ def _loss_step(run: Trace, peers: Peers | None) -> int | None:
 
 
 def _nonfinite(run: Trace) -> list[Excursion]:
-    """Return the tensors in which a pass, or the look at the step of a divergence, saw NaN or infinity."""
+    """Return the tensors in which a pass saw NaN or infinity, or else the first one of the step of a divergence."""
     rows = run.monitors[(run.monitors["metric"] == "nonfinite") & (run.monitors["value"] > 0)]
     found = [_at_once(row.layer, row.role, row.step, row.value) for row in rows.itertuples()]
     if run.nonfinite and run.diverged is not None and not any(e.step <= run.diverged for e in found):
@@ -143,7 +316,7 @@ def _outside(run: Trace, peers: Peers, threshold: float, update_threshold: float
 
 
 def _limits_crossed(monitors: pd.DataFrame) -> list[Excursion]:
-    """Return the values beyond the limits of their rows, all equally far, as limits of two metrics do not compare."""
+    """Return the values beyond the limits of their rows, all equally far: limits of two metrics do not compare."""
     found = []
     for metric in METRICS.values():
         rows = monitors[(monitors["metric"] == metric.name) & monitors["role"].isin(metric.watched)]
@@ -155,15 +328,15 @@ def _limits_crossed(monitors: pd.DataFrame) -> list[Excursion]:
 
 
 def _order(monitors: pd.DataFrame) -> Callable[[str, str], tuple[int, int, int]]:
-    """Return a key by which tensors come as they are computed: forward layer by layer, gradients back again.
+    """Return a sort key for tensors in the order in which they are computed.
 
-    Weights come before all others: they are there before the pass, and the head's may be the embedding's.
+    Weights first, which exist before the pass, then the forward pass layer by layer, then gradients in reverse.
     """
     layers = {name: i for i, name in enumerate(monitors["layer"].unique())}
 
     def place(layer: str, role: str) -> tuple[int, int, int]:
         at = layers.get(layer, len(layers))
-        if role == WEIGHT:
+        if role == "weight":
             return -1, at, 0
         return (0, at, FORWARD.index(role)) if role in FORWARD else (1 + BACKWARD.index(role), -at, 0)
 

@@ -41,12 +41,12 @@ class Limit:
 
 @dataclass(frozen=True)
 class Metric:
-    """What one metric is and where it is measured.
+    """The definition of one metric and where it is measured.
 
-    ``live`` are the roles of the tensors that training measures it on, those ``watched`` among them are
-    flagged when any instrumented pass is beyond the limit. ``offline`` is the role that the diagnosis measures
-    it on, flagged at the last step; ``summary`` joins the layers' values there. A metric with neither is of a
-    whole run. ``title`` is what a table of summaries calls it: the name in words, where none is given.
+    Training measures it on tensors of the ``live`` roles; those ``watched`` are flagged if any instrumented pass is
+    beyond the limit. The diagnosis measures it on the role ``offline`` and flags it at the last step, where ``summary``
+    joins the layers' values. A metric with neither is of a whole run. ``title`` is its name in a table of summaries, by
+    default the name in words.
     """
 
     name: str
@@ -60,18 +60,18 @@ class Metric:
     title: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        told = asdict(self)  # a limit is a mapping there
-        return {name: told[name] for name in ("unit", "definition", "offline", "limit", "title")}
+        fields = asdict(self)  # the limit as a mapping
+        return {name: fields[name] for name in ("unit", "definition", "offline", "limit", "title")}
 
     @classmethod
     def from_json(cls, name: str, content: dict[str, Any]) -> Metric:
-        """Return what `to_json` was told, without its summary."""
+        """Return the metric that `to_json` was called on, without its summary."""
         limit = content["limit"] and Limit(**content["limit"])
         return cls(name, **content | {"limit": limit})
 
     @property
     def head(self) -> str:
-        """How a table of summaries calls it, with its unit where that is not a bare number."""
+        """The head of its column in a table of summaries: the title, and the unit if it has one."""
         title = self.title or self.name.replace("_", " ")
         if self.is_share:
             return f"{title}, %"

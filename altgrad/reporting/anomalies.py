@@ -11,8 +11,7 @@ import pandas as pd
 
 from altgrad.common.errors import UserError, did_you_mean
 from altgrad.metrics import METRICS
-from altgrad.metrics.bands import LEAST_PEERS, Peers, Trace
-from altgrad.metrics.first_anomaly import Excursion, FirstAnomaly, first_anomaly
+from altgrad.metrics.first_anomaly import LEAST_PEERS, Excursion, FirstAnomaly, Peers, Trace, first_anomaly
 from altgrad.metrics.metric import ROLES
 from altgrad.reporting.load import COMPLETED, DIVERGED, IDENTITY, MISSING, Study
 from altgrad.reporting.wording import number, plural, significant

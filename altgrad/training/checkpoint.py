@@ -1,29 +1,35 @@
-"""Checkpoints that survive being killed at any moment.
+"""Checkpoints and rows of a run under way, which survive a kill at any moment.
 
 A checkpoint is two files, ``step-<n>.safetensors`` with every tensor and ``step-<n>.json`` with
 everything else and the SHA-256 of the first. The second is written last, each is renamed into place
 when complete, and the two newest pairs are kept: whatever the moment of a kill or the state of the
 disk, the newest pair that verifies is a moment of the run from which it continues with the same bits.
+
+Rows are appended to JSON-lines files as they are measured, and can be read there. A resumed run drops the rows after
+its checkpoint and writes them again, so the finished files do not show the interruption.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor, nn
 
-from altgrad.common.files import sha256_of, write_json
+from altgrad.common.files import replacing, sha256_of, write_json
 from altgrad.optim import ArmOptimizer, WeightGrid
 from altgrad.optim.loading import HELD
 from altgrad.optim.sharded import keep_part, whole
-from altgrad.training.records import write_tensors
+from altgrad.training.records import unique_state, write_tensors
 
 KEPT = 2
 
@@ -39,7 +45,7 @@ class Checkpoint(NamedTuple):
 def save(directory: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
     """Write the checkpoint of ``step`` into ``directory`` and remove all but the newest two."""
     for later in [s for s in _steps(directory) if s > step]:
-        _remove(directory, later)  # unusable, or the run would not be back at this step
+        _remove(directory, later)  # of no use: the run went back to before it
     path = directory / f"step-{step:08d}.safetensors"
     write_tensors(path, tensors)
     write_json(path.with_suffix(".json"), {"step": step, "sha256": sha256_of(path), "state": state})
@@ -54,9 +60,10 @@ def load_newest(directory: Path) -> tuple[Checkpoint | None, list[str]]:
         path = directory / f"step-{step:08d}.safetensors"
         try:
             record = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-            if record["sha256"] != sha256_of(path):
+            content = path.read_bytes()
+            if record["sha256"] != hashlib.sha256(content).hexdigest():
                 raise ValueError("its checksum does not match")
-            return Checkpoint(step, load_file(path), record["state"]), problems
+            return Checkpoint(step, load(content), record["state"]), problems
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             problems.append(f"checkpoint of step {step} is unusable ({error}); going back further")
     return None, problems
@@ -76,9 +83,9 @@ def _steps(directory: Path) -> Iterator[int]:
 def pack(model: nn.Module, optimizer: ArmOptimizer) -> dict[str, Tensor]:
     """Return every tensor that decides how training continues, by a flat name.
 
-    Weights and buffers (``model/...``), weights that live on a quantization grid as their codes (``codes/...``), the
-    optimizer's state (``optimizer/<parameter>/<name>``) and the random generators' states (``rng/...``). A tied
-    parameter is stored once. What processes have parts of they gather, each in its turn.
+    Weights and buffers (``model/...``), weights on a quantization grid as their codes (``codes/...``), the optimizer's
+    state (``optimizer/<parameter>/<name>``) and the random generators' states (``rng/...``). A tied parameter is stored
+    once. Several processes gather each tensor that they have parts of, in one order.
     """
     on_grid, tensors = _on_grid(model, optimizer), {}
     for name, t in unique_state(model).items():
@@ -88,8 +95,9 @@ def pack(model: nn.Module, optimizer: ArmOptimizer) -> dict[str, Tensor]:
             tensors[f"model/{name}"] = whole(t)
     state = optimizer.state_dict()["state"]
     for index, entries in state.items():
-        own = {name: value for name, value in entries.items() if name != HELD}  # which is the model's here
-        tensors.update({f"optimizer/{index}/{name}": whole(value) for name, value in own.items()})
+        for name, value in entries.items():
+            if name != HELD:  # which is stored with the model's buffers
+                tensors[f"optimizer/{index}/{name}"] = whole(value)
     tensors["rng/cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["rng/cuda"] = torch.cuda.get_rng_state()
@@ -103,7 +111,7 @@ def unpack(tensors: dict[str, Tensor], model: nn.Module, optimizer: ArmOptimizer
         for name, target in unique_state(model).items():
             if name not in on_grid:
                 keep_part(target, tensors[f"model/{name}"])
-        for name, (weight, grid) in on_grid.items():  # by the scales, which are back now
+        for name, (weight, grid) in on_grid.items():  # their scales are restored by now
             keep_part(weight, grid.decode(tensors[f"codes/{name}"], whole(weight)))
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
@@ -117,20 +125,50 @@ def unpack(tensors: dict[str, Tensor], model: nn.Module, optimizer: ArmOptimizer
 
 
 def _on_grid(model: nn.Module, optimizer: ArmOptimizer) -> dict[str, tuple[nn.Parameter, WeightGrid]]:
-    """Return the weights that are representable values all the time, by name, with their quantization grids."""
+    """Return the weights that are kept as representable values, by name, with their quantization grids."""
     if optimizer.arm.weights != "quantized":
         return {}
     return {name: (p, optimizer.grids[p]) for name, p in model.named_parameters() if p in optimizer.grids}
 
 
-def unique_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict, and the amax of weights on the quantization grid, each tensor under its first name.
+class RowLog:
+    """An append-only list of JSON rows, each with its ``step`` first."""
 
-    They are those that the modules have at the moment, where `state_dict` would put parts in the place of whole ones.
-    """
-    lost = {f"{name}.{key}" for name, module in model.named_modules() for key in module._non_persistent_buffers_set}
-    buffers = {
-        name: t for name, t in model.named_buffers()
-        if name not in lost or name.rpartition(".")[2] in ("history", HELD)
-    }  # fmt: skip
-    return {name: t.detach() for name, t in model.named_parameters()} | buffers
+    def __init__(self, path: Path, resume_step: int | None) -> None:
+        """Open ``path``; keep the rows up to ``resume_step``, or none when it is ``None``."""
+        self.path = path
+        kept = []
+        if resume_step is not None and path.exists():
+            kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_of(line) <= resume_step]
+        with replacing(path) as temporary:
+            temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        # Open as long as the run; each line is written at once, for a reader who watches.
+        self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
+
+    def append(self, row: Sequence[Any]) -> None:
+        self._file.write(json.dumps(row, allow_nan=False) + "\n")
+
+    def extend(self, rows: Iterable[Sequence[Any]]) -> None:
+        """Add rows; a number that JSON cannot hold (NaN, infinity) becomes null."""
+        for row in rows:
+            self.append([None if isinstance(v, float) and not math.isfinite(v) else v for v in row])
+
+    def sync(self) -> None:
+        """Return when every row so far is on disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def rows(self) -> list[list[Any]]:
+        self.sync()
+        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _step_of(line: str) -> float:
+    """Return the step of a row, or infinity for a line that a kill cut off."""
+    try:
+        return json.loads(line)[0]
+    except json.JSONDecodeError:
+        return float("inf")

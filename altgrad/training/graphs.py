@@ -25,7 +25,7 @@ from altgrad.model.gpt import GPT, MLP, Attention, Block
 from altgrad.model.quantized.linear import QuantizedLinear
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics.tracing import ISOLATES, compile_apart
-from altgrad.training.compiled_files import RECORDS, recorded
+from altgrad.training.machine import RECORDS, recorded
 
 if TYPE_CHECKING:
     from torch._dynamo.types import GuardFilterEntry

@@ -1,14 +1,23 @@
-"""The machine that a run uses: device, threads, compiler, and what it cost."""
+"""The machine that a run uses: device, compiler and its cache, memory, and what the run cost.
+
+Torch checks none of the files in its compile cache, and a library with a flipped bit loads and computes wrong numbers.
+So a process that compiled a graph records the digests of the new files (`recorded`). The next process removes files
+that differ from their digest (`remove_damaged`), and torch compiles them again.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import json
 import os
 import platform
 import re
 import resource
 import sys
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +25,7 @@ import torch
 from torch import nn
 
 from altgrad import __version__
+from altgrad.common.files import sha256_of, write_text
 from altgrad.common.threads import GPU_SHARE, processor_name, usable_cores
 from altgrad.config.schema import Train
 from altgrad.model import linear_layers
@@ -25,14 +35,15 @@ from altgrad.numerics.cpu import kernels
 from altgrad.optim import ArmOptimizer
 from altgrad.optim.coded import POWER, SCALE
 from altgrad.optim.sharded import local
-from altgrad.training.compiled_files import remove_damaged
 
 PEAK = Path("/proc/self/status")
 ROLES = {"exp_avg": "m", "momentum_buffer": "m", "exp_avg_sq": "v"}
+RECORDS = "made"  # the folder of digests in a compile cache: a file for each graph
+NOT_OF_TORCH = {RECORDS, "altgrad"}  # the loops in C++ have digests of their own
 
 
 def make_deterministic() -> None:
-    """Ask torch for the same bits in every run on this machine."""
+    """Configure torch to give the same bits in every run on this machine."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     # Left on, each new tensor is filled with NaN before it is written: 0.3 ms in a step of `nano`.
@@ -42,7 +53,7 @@ def make_deterministic() -> None:
 
 
 def choose_compute(setting: str, device: torch.device) -> tuple[str, str | None]:
-    """Return the dtype of products outside the formats, and a notice when it is not what was asked for."""
+    """Return the dtype of products that no format quantizes, and a notice if it is not the ``setting``."""
     if setting == "float32" or device.type != "cpu" or multiplies_bf16():
         return setting, None
     return "float32", (
@@ -52,14 +63,14 @@ def choose_compute(setting: str, device: torch.device) -> tuple[str, str | None]
 
 
 def keep_to_share(device: torch.device) -> None:
-    """Hold this process to its part of a GPU's memory, where it shares one with others of a pool."""
+    """Limit this process to its share of a GPU's memory, if it shares the GPU with other processes of a pool."""
     share = os.environ.get(GPU_SHARE)
     if device.type == "cuda" and share:
         torch.cuda.set_per_process_memory_fraction(float(share))  # of the one GPU that it sees
 
 
 def should_compile(train: Train, device: torch.device) -> tuple[bool, str | None]:
-    """Return whether to compile the model, and a notice when that is not what the user may expect."""
+    """Return whether to compile the model, and a notice if the answer is not what the user may expect."""
     if train.compile == "off":
         return False, None
     missing = None if device.type == "cuda" else missing_tool()
@@ -69,7 +80,7 @@ def should_compile(train: Train, device: torch.device) -> tuple[bool, str | None
 
 
 def missing_tool() -> str | None:
-    """Return what compiling for the CPU lacks on this machine, if anything."""
+    """Return the name of the tool that compiling for the CPU lacks on this machine, or ``None``."""
     try:
         kernels.compiler()
     except OSError:
@@ -80,41 +91,102 @@ def missing_tool() -> str | None:
 
 
 def compile_cache(root: Path) -> Path:
-    """Return where the project at ``root`` keeps compiled graphs and loops: ``root/scratch/compiled``.
+    """Return the folder of compiled graphs and loops of the project at ``root``: ``root/scratch/compiled``.
 
-    ``ALTGRAD_COMPILE_CACHE`` names another folder, for several projects to share.
+    The environment variable ``ALTGRAD_COMPILE_CACHE`` names another folder, which several projects can share.
     """
     return Path(os.environ.get("ALTGRAD_COMPILE_CACHE") or root / "scratch" / "compiled")
 
 
 def use_compile_cache(folder: Path) -> None:
-    """Keep what is compiled in ``folder``, so that every process after the first finds it.
+    """Keep compiled files in ``folder``, and remove those that were damaged since they were compiled.
 
-    Each kind of processor has a folder of its own in it. torch 2.13 names a graph without the vector instructions that
-    it was compiled for: one of a processor with AVX-512, found by one without, computes half of each tensor. Files that
-    were damaged since they were compiled are removed.
-
-    Assigned, not defaulted: importing torch already fills the variable with a place of its own.
+    Each kind of processor has its own folder in it. torch 2.13 names a graph without the vector instructions that it
+    was compiled for. A graph of a processor with AVX-512, loaded by one without, computes half of each tensor.
     """
-    capability = torch.backends.cpu.get_cpu_capability()
-    digest = hashlib.sha256(kernels.processor().encode()).hexdigest()[:8]
-    place = folder / f"{capability}-{digest}"
+    place = folder / f"{torch.backends.cpu.get_cpu_capability()}-{_processor_digest()}"
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR") != str(place):  # once in a process
         remove_damaged(place)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place)  # importing torch has set a folder of its own already
+
+
+@contextmanager
+def recorded(folder: Path, record: Path) -> Iterator[None]:
+    """Write to ``record`` the digests of the files of the cache ``folder`` that are new, or in no record yet.
+
+    If two processes compile at once, the later record of a file counts: the earlier may be of half a file.
+    """
+    before = set(_compiled_files(folder))
+    with _cache_lock(folder, fcntl.LOCK_SH):
+        yield
+        known = before & {folder / name for digests in _records(folder).values() for name in digests}
+        new = [path for path in _compiled_files(folder) if path not in known]
+        write_text(record, json.dumps({str(path.relative_to(folder)): sha256_of(path) for path in new}, indent=0))
+
+
+def remove_damaged(folder: Path) -> None:
+    """Remove the files of the cache ``folder`` that differ from their record, and say so.
+
+    Does nothing while another process compiles.
+    """
+    with _cache_lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
+        if not free:
+            return
+        records = _records(folder)
+        expected = {folder / name: digest for digests in records.values() for name, digest in digests.items()}
+        damaged = {path for path, digest in expected.items() if not path.exists() or sha256_of(path) != digest}
+        for record, digests in records.items():
+            if any(folder / name in damaged for name in digests):
+                record.unlink()
+        for path in damaged:
+            path.unlink(missing_ok=True)
+    if damaged:
+        print(f"note: {len(damaged)} compiled files in {folder} were damaged; they are compiled again", file=sys.stderr)
+
+
+@contextmanager
+def _cache_lock(folder: Path, how: int) -> Iterator[bool]:
+    (folder / RECORDS).mkdir(parents=True, exist_ok=True)
+    with open(folder / RECORDS / "lock", "w") as file:
+        try:
+            fcntl.flock(file, how)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def _compiled_files(folder: Path) -> list[Path]:
+    files = (path for path in folder.glob("*/**/*") if path.suffix != ".lock" and path.is_file())
+    return [path for path in files if path.relative_to(folder).parts[0] not in NOT_OF_TORCH]
+
+
+def _records(folder: Path) -> dict[Path, dict[str, str]]:
+    """Return the digests by file name of each record, oldest record first. A record that is no JSON is empty."""
+    found: dict[Path, dict[str, str]] = {}
+    for path in sorted((folder / RECORDS).glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path)):
+        found[path] = {}
+        with suppress(ValueError):
+            found[path] = dict(json.loads(path.read_text()))
+    return found
+
+
+def _processor_digest() -> str:
+    """Return eight digits that stand for the processor's name and instructions."""
+    return hashlib.sha256(kernels.processor().encode()).hexdigest()[:8]
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of the processor that does the work, a CPU's with its cores: ``AMD EPYC, 2 cores``."""
+    """Return the name of the processor, a CPU's with its cores: ``AMD EPYC, 2 cores``."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{processor_name()}, {usable_cores()} cores"
 
 
 def forget_peak_memory(device: torch.device) -> bool:
-    """Let the peak of this process's memory be what it uses now; a process may train one cell after another.
+    """Reset the peak of this process's memory to what it uses now, since a process may train several cells.
 
-    Return whether it is: where the system does not allow it, the peak stays that of the whole process.
+    Return ``False`` where the system does not allow it: the peak stays that of the whole process.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -127,9 +199,9 @@ def forget_peak_memory(device: torch.device) -> bool:
 
 
 def gpu_busy(device: torch.device) -> float | None:
-    """Return the share of the last second, at most, in which a GPU ran a kernel, as NVML has it.
+    """Return the share of the last second, at most, in which the GPU ran a kernel, as NVML measures it.
 
-    None on a CPU, and where NVML does not say: without the package nvidia-ml-py, or for a part of a card (MIG).
+    ``None`` on a CPU, without the package nvidia-ml-py, and for a part of a card (MIG).
     """
     if device.type != "cuda":
         return None
@@ -140,9 +212,9 @@ def gpu_busy(device: torch.device) -> float | None:
 
 
 def peak_memory_mb(device: torch.device) -> float:
-    """Return the peak memory of this process in MB (10^6 bytes): the device's, or resident memory on CPU.
+    """Return the peak memory of this process in MB (10^6 bytes) since `forget_peak_memory`.
 
-    Since `forget_peak_memory`, but on a CPU where the system cannot forget it.
+    On a GPU the device's memory, on a CPU the resident memory.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
@@ -155,19 +227,18 @@ def peak_memory_mb(device: torch.device) -> float:
 
 
 def machine_class(device: torch.device) -> str:
-    """Return what decides a run's bits beside its cell: machines of one class give the same.
+    """Return the class of this machine: a cell has the same bits on all machines of one class.
 
-    A processor by its name and a digest of its instructions, what its products are computed in, and torch.
+    The class names the processor, a digest of its instructions, the dtype of its products, and torch's version.
     """
     if device.type == "cuda":
         return f"{device_name(device)}, torch {torch.__version__}"
-    digest = hashlib.sha256(kernels.processor().encode()).hexdigest()[:8]
     products = "bfloat16" if multiplies_bf16() else "float32"
-    return f"{processor_name()} {digest}, {products} products, torch {torch.__version__}"
+    return f"{processor_name()} {_processor_digest()}, {products} products, torch {torch.__version__}"
 
 
 def used(device: torch.device) -> dict[str, Any]:
-    """Return what ``timing.json`` says of the machine: what it is, MB (10^6 bytes) at the most, versions."""
+    """Return the entries of ``timing.json`` about the machine: its names, peak memory in MB, and versions."""
     return {
         "device": device.type, "machine": device_name(device), "machine_class": machine_class(device),
         "peak_memory_mb": peak_memory_mb(device),
@@ -176,11 +247,11 @@ def used(device: torch.device) -> dict[str, Any]:
 
 
 def bytes_per_parameter(model: nn.Module, optimizer: ArmOptimizer) -> dict[str, float]:
-    """Return bytes per parameter, by role, and their sum as ``bytes_per_parameter``; of what this process has.
+    """Return this process's bytes per parameter by role, and their sum as ``bytes_per_parameter``.
 
-    ``bytes_masters``: weights in full precision that a product quantizes anew; ``bytes_weights``: all others.
-    ``bytes_m`` and ``bytes_v`` have the scales of codes with them, and ``bytes_other_state`` what else an optimizer
-    keeps, such as the moments of AdamW beside an arm's. Gradients are there after a step.
+    ``bytes_masters`` are weights in full precision that a product quantizes anew, ``bytes_weights`` all others.
+    ``bytes_m`` and ``bytes_v`` include the scales of codes. ``bytes_other_state`` is all else that an optimizer keeps,
+    such as the moments of AdamW beside an arm's. To be called after a step, when gradients are in memory.
     """
     quantized = {layer.weight for layer in linear_layers(model).values() if quantizer_of(layer, "weight") is not None}
     held, count = dict.fromkeys(("weights", "masters", "grads", "m", "v", "other_state"), 0), 0

@@ -1,17 +1,17 @@
-"""The instrumented pass: what happens to each tensor of each layer, seen without touching training.
+"""Live measurements of one training step: its tensors, its gradients, and its update of the weights.
 
-Every few steps the step's own batch runs once more, eagerly, through the uncompiled model with hooks on its linear
-layers. Nothing of it reaches the weights, the gradients, the scaling history or the random numbers, so a run is the
-same to the bit whether it is watched or not, and the compiled graph of ordinary steps carries no instruments. The
-compiler leaves out some of eager mode's roundings to bfloat16 (of unquantized models too), so what is seen here may
-differ from the step itself in the last bits.
+**Tensors and outputs** (`TensorMonitor`). Every few steps the step's own batch runs once more through the uncompiled
+model, with hooks on its linear layers. This instrumented pass changes no weight, gradient, amax history or random
+number. So a run has the same bits whether it is watched or not, and the compiled graph carries no instruments. The
+compiler leaves out some of eager mode's roundings to bfloat16, so the pass may differ from the step in the last bits.
 
-Every measurement is a row (step, layer, role, metric, value). Adding one is a line in :func:`tensor_statistics`,
-:func:`gradient_statistics` or a hook, and what it is, a row of ``altgrad.metrics``.
+**Updates** (`UpdateMonitor`). Metrics of the weights that the optimizer keeps, before and after a step: float32 masters
+or values on the quantization grid. If the format is virtual, rungs are counted in that format, and codes are those of
+the finer grid that the weights lie on, or of the format itself for masters. ``rungs_2^-6`` is the mean over the weights
+with 2^-6 <= |w_old| < 2^-5; the first and last binade include what lies beyond them.
 
-Of a divergence it is also said which rows of a layer it is in: features of a tensor that are not finite, or weights
-that went far. A row of a weight (out, in) makes one output feature, of which an incoming gradient (tokens, out) has a
-column each. The columns of an input (tokens, in) are input features.
+Every measurement is a row (step, layer, role, metric, value). To add one, add a line to :func:`tensor_statistics`,
+:func:`gradient_statistics`, :func:`update_statistics` or a hook, and its definition to ``altgrad.metrics``.
 """
 
 from __future__ import annotations
@@ -31,16 +31,20 @@ from altgrad.model.layers import quantizer_of
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics.block_statistics import block_statistics
 from altgrad.numerics.sums import excess_kurtosis, magnitudes, rounding_sums
+from altgrad.numerics.update_sums import LOWEST_BINADE, UpdateSums, update_sums
+from altgrad.optim import ArmOptimizer
+from altgrad.optim.grids import weight_grids
 from altgrad.optim.sharded import whole
+from altgrad.training.outcome import nonfinite_rows
 
-SEQUENCES = 4  # the first of a batch: each has an entropy per head and position, and the mean is over all
-LOW = 1.0  # nats: a head below it attends to fewer than e = 2.7 tokens
-OUTSTANDING = 8.0  # a row stands out that moved that many times as far as the median row of its layer
-FEATURES = {"input": "input features", "weight": "output rows", "grad": "output rows"}
+SEQUENCES = 4  # of a batch: attention entropy is measured on the first four
+LOW = 1.0  # nats: a head with less entropy attends to fewer than e = 2.7 tokens
+PASS = {"tensors", "outputs"}  # the groups of `monitor:` that need an instrumented pass
+ROLE_ORDER = ("input", "weight", "grad", "output")
 
 
-class Row(NamedTuple):
-    """One measurement."""
+class Measurement(NamedTuple):
+    """A row of ``monitors.parquet``."""
 
     step: int
     layer: str
@@ -119,122 +123,87 @@ def head_entropies(q: Tensor, k: Tensor) -> Tensor:
     return torch.special.entr(p).sum(dim=-1).mean(dim=(0, 2))
 
 
-Where = dict[str, str]  # by tensor, such as "blocks.0.mlp.up grad", which of its features are not finite, in words
-PASS = {"tensors", "outputs"}  # the groups of `monitor:` that take an instrumented pass
+class TensorMonitor:
+    """Measures the tensors of ``model`` in instrumented passes; ``blocks`` are those whose outputs are measured too.
 
-
-class Monitor:
-    """Makes the rows of ``model``; ``blocks`` are those whose outputs and attention are watched too."""
+    After a pass ``nonfinite`` says for each tensor that holds NaN or infinity which rows do, by a name such as
+    ``"blocks.0.mlp.up grad"``.
+    """
 
     def __init__(self, model: nn.Module, blocks: Mapping[str, Block]) -> None:
-        self.model = model
+        self.model, self.blocks = model, blocks
         self.layers = linear_layers(model)
-        self.blocks = blocks
+        self.nonfinite: dict[str, str] = {}
+        self._seen: dict[tuple[str, str], dict[str, float]] = {}  # metrics by layer and role
+        self._outputs: list[tuple[str, Tensor]] = []  # of each call of a layer, whose gradients are measured
 
-    def observe(
-        self, step: int, loss: Callable[[], Tensor], groups: Collection[str] = PASS, where: Where | None = None
-    ) -> list[Row]:
-        """Run ``loss()`` under hooks, for ``tensors`` its backward pass too; return what they saw, in layer order.
-
-        ``where`` takes the features of tensors that are not finite.
-        """
-        sight = _Sight()
+    def observe(self, step: int, loss: Callable[[], Tensor], groups: Collection[str] = PASS) -> list[Measurement]:
+        """Run ``loss()`` with hooks, and its backward pass for the group ``tensors``; return rows in layer order."""
+        self._seen, self._outputs, self.nonfinite = {}, [], {}
         backward = "tensors" in groups
-        with _untouched(self.model), torch.set_grad_enabled(backward), self._hooks(sight, groups):
-            found = loss()
-            outputs = [output for _, output in sight.outputs]
-            grads = torch.autograd.grad(found, outputs, allow_unused=True) if backward else []
-        for (name, _), grad in reversed(list(zip(sight.outputs, grads, strict=True))):
+        with _untouched(self.model), torch.set_grad_enabled(backward), self._hooks(groups):
+            value = loss()
+            outputs = [output for _, output in self._outputs]
+            grads = torch.autograd.grad(value, outputs, allow_unused=True) if backward else []
+        for (name, _), grad in reversed(list(zip(self._outputs, grads, strict=True))):
             if grad is not None:
-                sight.tensor(name, "grad", grad, quantizer_of(self.layers[name], "grad"))
-        if where is not None:
-            where |= sight.where
+                self._measure(name, "grad", grad, quantizer_of(self.layers[name], "grad"))
+        self._outputs = []
         order = {name: i for i, name in enumerate([*self.layers, *self.blocks])}
-        roles = ("input", "weight", "grad", "output")
-        keys = sorted(sight.seen, key=lambda key: (order[key[0]], roles.index(key[1])))
-        return [Row(step, *key, metric, value) for key in keys for metric, value in sight.seen[key].items()]
+        keys = sorted(self._seen, key=lambda key: (order[key[0]], ROLE_ORDER.index(key[1])))
+        return [Measurement(step, *key, metric, value) for key in keys for metric, value in self._seen[key].items()]
 
-    def gradients(self, step: int) -> list[Row]:
-        """Return the statistics of the layers' present weight gradients, which processes gather together."""
+    def gradients(self, step: int) -> list[Measurement]:
+        """Return the statistics of the layers' weight gradients. Several processes gather them together."""
         return [
-            Row(step, name, "weight_grad", metric, value)
+            Measurement(step, name, "weight_grad", metric, value)
             for name, layer in self.layers.items()
             if layer.weight.grad is not None
             for metric, value in gradient_statistics(whole(layer.weight.grad)).items()
         ]
 
     @contextmanager
-    def _hooks(self, sight: _Sight, groups: Collection[str]) -> Iterator[None]:
+    def _hooks(self, groups: Collection[str]) -> Iterator[None]:
         handles = []
         if "tensors" in groups:
             for name, layer in self.layers.items():
-                handles.append(layer.register_forward_hook(partial(sight.layer, name)))
+                handles.append(layer.register_forward_hook(partial(self._layer, name)))
         if "outputs" in groups:
             for name, block in self.blocks.items():
-                handles.append(block.register_forward_hook(partial(sight.block, name)))
-                handles.append(block.attn.qkv.register_forward_hook(partial(sight.attention, name, block.attn.split)))
+                handles.append(block.register_forward_hook(partial(self._block, name)))
+                handles.append(block.attn.qkv.register_forward_hook(partial(self._attention, name, block.attn.split)))
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
+    def _measure(self, name: str, role: str, t: Tensor, quantizer: Quantizer | None) -> None:
+        statistics = self._seen[name, role] = tensor_statistics(t, quantizer)
+        if statistics["nonfinite"]:
+            self.nonfinite[f"{name} {role}"] = nonfinite_rows(t, role)
 
-class _Sight:
-    """What the hooks of one pass saw: statistics by name and role, and each call's output, to have its gradient.
-
-    ``where`` has the tensors that are not finite.
-    """
-
-    def __init__(self) -> None:
-        self.seen: dict[tuple[str, str], dict[str, float]] = {}
-        self.outputs: list[tuple[str, Tensor]] = []
-        self.where: Where = {}
-
-    def tensor(self, name: str, role: str, t: Tensor, quantizer: Quantizer | None) -> None:
-        found = tensor_statistics(t, quantizer)
-        self.seen[name, role] = found
-        if found["nonfinite"]:
-            self.where[f"{name} {role}"] = nonfinite_rows(t, role)
-
-    def layer(self, name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def _layer(self, name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         for role, t in (("input", inputs[0]), ("weight", matrix_of(layer))):
-            self.tensor(name, role, t, quantizer_of(layer, role))
-        # Weights have no gradient here, so that the outputs of the first layers are leaves.
-        self.outputs.append((name, output if output.requires_grad else output.requires_grad_()))
+            self._measure(name, role, t, quantizer_of(layer, role))
+        # Weights require no gradient here, so the outputs of the first layers are leaves.
+        self._outputs.append((name, output if output.requires_grad else output.requires_grad_()))
 
-    def block(self, name: str, block: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        self.seen[name, "output"] |= {"kurtosis": excess_kurtosis(output)}
+    def _block(self, name: str, block: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        self._seen[name, "output"] |= {"kurtosis": excess_kurtosis(output)}
 
-    def attention(
+    def _attention(
         self, name: str, split: Callable[[Tensor], Tensor], layer: nn.Module, inputs: tuple[Tensor, ...], qkv: Tensor
     ) -> None:
         q, k, _ = split(qkv)
-        self.seen[name, "output"] = attention_statistics(q, k)
-
-
-def first_nonfinite(rows: list[Row]) -> str | None:
-    """Return ``"blocks.2.mlp.down grad"`` for the first tensor in which a pass saw NaN or infinity.
-
-    Weights come first, which are there before the pass and may be the embedding's too, then inputs in the order of the
-    layers and gradients against it, as they are computed.
-    """
-    bad = [row for row in rows if row.metric == "nonfinite" and row.value > 0]
-    forward = [row for role in ("weight", "input") for row in bad if row.role == role]
-    backward = [row for row in reversed(bad) if row.role == "grad"]
-    return next((f"{row.layer} {row.role}" for row in [*forward, *backward]), None)
-
-
-def largest_overflow(rows: list[Row]) -> float:
-    """Return the largest overflow share among ``rows``, 0 without any."""
-    return max((row.value for row in rows if row.metric == "overflow_frac"), default=0.0)
+        self._seen[name, "output"] = attention_statistics(q, k)
 
 
 @contextmanager
 def _untouched(model: nn.Module) -> Iterator[None]:
-    """Show quantizers as the step at hand sees them; leave buffers and random generators as they were.
+    """Let quantizers use the scales that the step will use; restore buffers and random generators at the end.
 
-    Meanwhile no weight has a gradient, whose products are a third of a step's.
+    Inside, no weight requires a gradient, which would take a third of a step's products.
     """
     quantized = [module for module in model.modules() if isinstance(module, QuantizedLinear) and module.training]
     learned = [p for p in model.parameters() if p.requires_grad]
@@ -243,7 +212,7 @@ def _untouched(model: nn.Module) -> Iterator[None]:
         for p in learned:
             p.requires_grad_(False)
         for layer in quantized:
-            layer.training = False  # scales from the history as it is, which learns nothing
+            layer.training = False  # scales from the amax history as it is, which then stays
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             yield
     finally:
@@ -255,40 +224,86 @@ def _untouched(model: nn.Module) -> Iterator[None]:
             buffer.copy_(before)
 
 
-def nonfinite_rows(t: Tensor, role: str) -> str:
-    """Return which features of ``t`` (its rows for a weight, else its last dimension) have a NaN or an infinity.
+def first_nonfinite(rows: list[Measurement]) -> str | None:
+    """Return the first tensor in which a pass saw NaN or infinity, such as ``"blocks.2.mlp.down grad"``.
 
-    Such as ``output rows 3 to 17 (5 of 128)``; "" if none has.
+    Weights come first, since they exist before the pass and the head's may be the embedding's. Then inputs in the order
+    of the layers, then gradients in the reverse order.
     """
-    bad = ~t.detach().reshape(-1, t.shape[-1]).isfinite()
-    return in_words(bad.any(dim=1 if role == "weight" else 0), FEATURES[role])
+    bad = [row for row in rows if row.metric == "nonfinite" and row.value > 0]
+    forward = [row for role in ("weight", "input") for row in bad if row.role == role]
+    backward = [row for row in reversed(bad) if row.role == "grad"]
+    return next((f"{row.layer} {row.role}" for row in [*forward, *backward]), None)
 
 
-def outstanding_rows(moved: Mapping[str, Tensor]) -> str | None:
-    """Return the layer and the rows that moved farthest beside the others of their layer, None where none stands out.
+def largest_overflow(rows: list[Measurement]) -> float:
+    """Return the largest ``overflow_frac`` among ``rows``, 0 without any."""
+    return max((row.value for row in rows if row.metric == "overflow_frac"), default=0.0)
 
-    Such as ``blocks.0.mlp.up output rows 3 to 17 (5 of 128)``. Rows that did not move are left out of the median.
 
-    Args:
-        moved: by how much weights (out, in) changed, by layer. What is not finite stands out nowhere.
+class UpdateMonitor:
+    """Measures what a step of ``optimizer`` did to the weights of the linear layers of ``model``.
+
+    If several processes have parts of the weights, each measures the whole weights, so all of them must watch together.
     """
-    found: tuple[float, str] | None = None
-    for layer, change in moved.items():
-        norms = torch.linalg.vector_norm(change, dim=1, dtype=torch.float64)
-        if not (norms > 0).any():
-            continue
-        beyond = norms / norms[norms > 0].median()
-        largest = beyond.max().item()
-        if largest > OUTSTANDING and (found is None or largest > found[0]):
-            found = largest, f"{layer} {in_words(beyond > OUTSTANDING, FEATURES['weight'])}"
-    return None if found is None else found[1]
+
+    def __init__(self, model: nn.Module, optimizer: ArmOptimizer) -> None:
+        self.optimizer = optimizer
+        self.weights = {name: layer.weight for name, layer in linear_layers(model).items()}
+        on_grid = optimizer.arm.weights == "quantized"
+        self.grids = optimizer.grids if on_grid else weight_grids(model, on_grid=False)
+
+    @contextmanager
+    def watching(self, step: int, rows: list[Measurement]) -> Iterator[None]:
+        """Append to ``rows`` the measurements of the step that is taken inside."""
+        before = {name: self._before(w) for name, w in self.weights.items() if w.grad is not None}
+        yield
+        for name, (old, *on_grid) in before.items():
+            weight = self.weights[name]
+            new = whole(weight).detach()
+            statistics = moved(old, new)
+            if weight in self.grids:
+                statistics |= self._on_grid(weight, old, new, *on_grid)
+            rows += [Measurement(step, name, "update", metric, value) for metric, value in statistics.items()]
+
+    def _before(self, weight: nn.Parameter) -> tuple[Any, ...]:
+        """Return the weight before the step; if it has a grid also its scale, and where the step would move it."""
+        old = whole(weight).detach().clone()
+        grid = self.grids.get(weight)
+        return (old,) if grid is None else (old, grid.scale(old), self.optimizer.wanted(weight))
+
+    def _on_grid(
+        self, weight: nn.Parameter, old: Tensor, new: Tensor, scale: Tensor, wanted: Tensor | None
+    ) -> dict[str, float]:
+        grid = self.grids[weight]
+        sums = update_sums(
+            old, new, new if wanted is None else wanted, whole(weight.grad), scale, grid.scale(new), grid.constants,
+            grid.refinement,
+        )  # fmt: skip
+        statistics = update_statistics(sums)
+        adamw = self.optimizer.adamw_direction(weight)
+        if adamw is not None:
+            update = new - old * self.optimizer.decay(weight)
+            cosine = torch.cosine_similarity(update.flatten().double(), adamw.flatten().double(), dim=0)
+            statistics["cosine_adamw"] = -cosine.item()
+        return statistics
 
 
-def in_words(chosen: Tensor, what: str) -> str:
-    """Return where ``chosen``, bool of one dimension, holds: ``output rows 3 to 17 (5 of 128)``, "" if nowhere."""
-    places = chosen.nonzero().flatten().tolist()
-    if not places:
-        return ""
-    if len(places) == 1:
-        return f"{what.removesuffix('s')} {places[0]} (of {len(chosen)})"
-    return f"{what} {places[0]} to {places[-1]} ({len(places)} of {len(chosen)})"
+def moved(old: Tensor, new: Tensor) -> dict[str, float]:
+    """Return how far weights moved from ``old`` to ``new``, both finite and of any shape."""
+    size, length = (magnitudes(t).squares ** 0.5 for t in (new - old, old))
+    return {"update_l2": size} | ({"update_size": size / length} if length > 0 else {})
+
+
+def update_statistics(sums: UpdateSums) -> dict[str, float]:
+    """Return the metrics of a weight's step on its quantization grid, without those whose denominator is zero."""
+    count = sum(sums.counts)
+    statistics = {"rungs": sum(sums.rungs) / count, "representability_gap": sums.gap / count}
+    if sums.wanted:
+        statistics["stall_ratio"] = sums.stalled / sums.wanted
+    if sums.flips:
+        statistics["update_success"] = sums.descending / sums.flips
+    for i, (number, total) in enumerate(zip(sums.counts, sums.rungs, strict=True)):
+        if number:
+            statistics[f"rungs_2^{i + LOWEST_BINADE}"] = total / number
+    return statistics

@@ -1,29 +1,38 @@
-"""Did the run converge or diverge, when, and how did it look.
+"""Did the run converge or diverge, when, how did it look, and in which rows of a layer did it begin.
 
 A divergence is a result of the experiment, not a failure of the program: the run stops, records its
 signature, and the pipeline goes on.
+
+Rows are features of a layer. A row of a weight (out, in) makes one output feature. An incoming gradient (tokens, out)
+has a column for each output feature, and an input (tokens, in) a column for each input feature.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import torch
+from torch import Tensor
 
 SMOOTHING = 0.9  # share of the old value in the running mean of the loss
 DRIFT_RATIO = 1.2  # a smoothed loss this far above its minimum ...
 DRIFT_WINDOWS = 4  # ... for this many windows is a drift
 SATURATION = 0.01  # overflow share that explains a divergence: where overflow is flagged
+OUTSTANDING = 8.0  # a row is outstanding if it moved this many times as far as the median row of its layer
+FEATURES = {"input": "input features", "weight": "output rows", "grad": "output rows"}
 
 
 @dataclass
 class OutcomeTracker:
     """Watches the loss of every step; its fields are part of the checkpoint.
 
-    Signatures: ``nonfinite`` (NaN or Inf in the loss or a gradient), ``spike`` (the smoothed loss
-    stays above ``spike`` times its minimum for ``window`` steps, or is there when the run ends),
-    ``drift`` (above ``DRIFT_RATIO`` times its minimum for ``DRIFT_WINDOWS`` windows), ``saturation`` (any
-    of these after a share of over ``SATURATION`` of some tensor had overflowed its format), ``none``.
+    Signatures: ``nonfinite`` (NaN or Inf in the loss or a gradient), ``spike`` (the smoothed loss stays above ``spike``
+    times its minimum for ``window`` steps, or is there when the run ends), ``drift`` (above ``DRIFT_RATIO`` times its
+    minimum for ``DRIFT_WINDOWS`` windows), ``saturation`` (any of these after more than a share of ``SATURATION`` of
+    some tensor overflowed its format), ``none``.
     """
 
     spike: float
@@ -88,3 +97,42 @@ def _since(start: int | None, step: int, above: bool) -> int | None:
     if not above:
         return None
     return step if start is None else start
+
+
+def nonfinite_rows(t: Tensor, role: str) -> str:
+    """Return which features of ``t`` hold NaN or infinity, such as ``output rows 3 to 17 (5 of 128)``, "" if none does.
+
+    Features are the rows of a weight (out, in), else the last dimension of ``t``.
+    """
+    bad = ~t.detach().reshape(-1, t.shape[-1]).isfinite()
+    return _in_words(bad.any(dim=1 if role == "weight" else 0), FEATURES[role])
+
+
+def outstanding_rows(moved: Mapping[str, Tensor]) -> str | None:
+    """Return the layer and rows that moved farthest, if they are `OUTSTANDING`, else ``None``.
+
+    Such as ``blocks.0.mlp.up output rows 3 to 17 (5 of 128)``. The median leaves out rows that did not move.
+
+    Args:
+        moved: the change of each layer's weights (out, in), by layer. Changes that are not finite count nowhere.
+    """
+    farthest, words = OUTSTANDING, None
+    for layer, change in moved.items():
+        norms = torch.linalg.vector_norm(change, dim=1, dtype=torch.float64)
+        if not (norms > 0).any():
+            continue
+        ratios = norms / norms[norms > 0].median()
+        if ratios.max().item() > farthest:
+            farthest = ratios.max().item()
+            words = f"{layer} {_in_words(ratios > OUTSTANDING, FEATURES['weight'])}"
+    return words
+
+
+def _in_words(chosen: Tensor, what: str) -> str:
+    """Return where ``chosen``, a bool tensor of one dimension, is true: ``output rows 3 to 17 (5 of 128)``."""
+    places = chosen.nonzero().flatten().tolist()
+    if not places:
+        return ""
+    if len(places) == 1:
+        return f"{what.removesuffix('s')} {places[0]} (of {len(chosen)})"
+    return f"{what} {places[0]} to {places[-1]} ({len(places)} of {len(chosen)})"

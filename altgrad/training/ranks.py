@@ -34,6 +34,11 @@ from altgrad.model.quantized.data_parallel import whole_rows
 
 Seen = TypeVar("Seen")
 MEETING, CELL = "meeting", "cell.json"  # files of a scratch folder, for the processes to find each other and the cell
+FURTHER = """
+from altgrad.common.errors import run_stage
+from altgrad.training.run import train_beside
+run_stage(train_beside)
+"""
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"  # nothing of a cell leaves its machine
 ENDED_WITHIN = 10.0  # seconds in which a process that failed is gone
 
@@ -158,7 +163,7 @@ def started(cell: Cell, tokens: Path, scratch: Path, root: Path, device: torch.d
     meeting = scratch / MEETING
     meeting.unlink(missing_ok=True)
     (scratch / CELL).write_text(cell.to_json(), encoding="utf-8")
-    command = [sys.executable, "-m", "altgrad.training.replica", str(scratch), str(tokens), str(root)]
+    command = [sys.executable, "-c", FURTHER, str(scratch), str(tokens), str(root)]
     others = [
         subprocess.Popen([*command, str(rank)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         for rank in range(1, count)

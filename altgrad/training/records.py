@@ -1,78 +1,41 @@
-"""What a run writes: tidy rows while it goes, and its output files at the end.
+"""The files that a run leaves, snapshots of its weights for the diagnoses included.
 
-Rows are appended to JSON-lines files in the scratch directory as they happen, and can be read there. A resumed run
-drops the rows after its checkpoint and writes them again, so the finished files do not show the interruption.
+``probes.safetensors`` holds ``weight/<step>/<layer>`` for each linear layer at evenly spaced steps, and where the
+weight's scale is remembered or held also its amax as ``amax/<step>/<layer>`` (0-d, 0 before the first step). At each of
+these steps but the last, which ``model.safetensors`` holds, it has ``state/<step>/<name>`` for every other entry of
+the model's state, so that the model can be rebuilt there. From the last of the steps it holds
+``grad_quantized/<step>/<layer>`` and ``grad_float/<step>/<layer>``: the weight gradient of one fixed batch through the
+quantized model and through a float32 copy of it. Its metadata maps each layer to the formats of its three roles.
 """
 
 from __future__ import annotations
 
+import copy
 import csv
 import json
-import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pyarrow
-from safetensors.torch import save
-from torch import Tensor
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
 
 from altgrad.common.files import replacing, write_rows
 from altgrad.config.tasks import HISTORY
+from altgrad.model import embedded_weights, layer_recipe, linear_layers, unquantize_model
+from altgrad.model.layers import is_transposed, quantizer_of
+from altgrad.optim.loading import HELD
 from altgrad.optim.stored import plain
-from altgrad.training.monitor import Row
-
-
-class RowLog:
-    """An append-only list of JSON rows, each with its ``step`` first."""
-
-    def __init__(self, path: Path, resume_step: int | None) -> None:
-        """Open ``path``; keep the rows up to ``resume_step``, or none when it is ``None``."""
-        self.path = path
-        kept = []
-        if resume_step is not None and path.exists():
-            kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step(line) <= resume_step]
-        with replacing(path) as temporary:
-            temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
-        # Open as long as the run. Line by line, for whoever watches.
-        self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
-
-    def append(self, row: Sequence[Any]) -> None:
-        self._file.write(json.dumps(row, allow_nan=False) + "\n")
-
-    def extend(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Add rows; a number that JSON cannot hold (NaN, infinity) becomes null."""
-        for row in rows:
-            self.append([None if isinstance(v, float) and not math.isfinite(v) else v for v in row])
-
-    def sync(self) -> None:
-        """Return when every row so far is on disk."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    def rows(self) -> list[list[Any]]:
-        self.sync()
-        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
-
-    def close(self) -> None:
-        self._file.close()
-
-
-def _step(line: str) -> float:
-    """Return the step of a row; a line cut off by a kill is after every step."""
-    try:
-        return json.loads(line)[0]
-    except json.JSONDecodeError:
-        return float("inf")
+from altgrad.training.monitor import Measurement
 
 
 def write_history(path: Path, rows: list[list[Any]], measured: Sequence[str] = ()) -> None:
-    """Write ``history.csv``: one row per logged step, empty where a value was not measured.
+    """Write ``history.csv``: one row per logged step, with an empty field where a value was not measured.
 
-    ``measured`` are the columns behind those of every run. A run whose recipe changes has a column more: the ``recipe``
-    that is on.
+    ``measured`` names the columns after those of every run. A run whose recipe changes has one more column, ``recipe``.
     """
     columns = [*HISTORY, *measured, "recipe"]
     frame = pd.DataFrame(rows, columns=columns[: len(rows[0])] if rows else columns[:-1])
@@ -83,11 +46,11 @@ def write_history(path: Path, rows: list[list[Any]], measured: Sequence[str] = (
 def write_monitors(path: Path, rows: list[list[Any]]) -> None:
     """Write ``monitors.parquet``: tidy rows step, layer, role, metric, value."""
     types = [pyarrow.int64(), pyarrow.string(), pyarrow.string(), pyarrow.string(), pyarrow.float64()]
-    write_rows(path, rows, pyarrow.schema(zip(Row._fields, types, strict=True)))
+    write_rows(path, rows, pyarrow.schema(zip(Measurement._fields, types, strict=True)))
 
 
 def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
-    """Write ``rows``, the names of the columns first, to the CSV file ``path`` atomically, each as it comes."""
+    """Write ``rows``, of which the first names the columns, to the CSV file ``path`` atomically."""
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)
 
@@ -95,9 +58,97 @@ def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write ``tensors``, from any device, to ``path`` atomically.
 
-    Serialised in memory first: safetensors' own writer reports a full disk as an error without a
-    number, which could not be told from a defect.
+    They are serialised in memory first: safetensors' own writer reports a full disk without an error number.
     """
     content = save({name: plain(t).detach().cpu().contiguous() for name, t in tensors.items()}, metadata)
     with replacing(path) as temporary:
         temporary.write_bytes(content)
+
+
+def unique_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return the state dict and the amax of weights on the quantization grid, each tensor under its first name.
+
+    These are the tensors that the modules hold now, where `state_dict` would return a process's parts of whole ones.
+    """
+    lost = {f"{name}.{key}" for name, module in model.named_modules() for key in module._non_persistent_buffers_set}
+    buffers = {
+        name: t for name, t in model.named_buffers()
+        if name not in lost or name.rpartition(".")[2] in ("history", HELD)
+    }  # fmt: skip
+    return {name: t.detach() for name, t in model.named_parameters()} | buffers
+
+
+def save_weights(path: Path, model: nn.Module, step: int) -> None:
+    """Write a snapshot of the model at ``step`` to ``path``, with the names of ``probes.safetensors``.
+
+    A weight that a layer shares with an embedding is written once, as the layer's.
+    """
+    layers = linear_layers(model)
+    places = {layer.weight.data_ptr() for layer in layers.values()}
+    rest = {name: t for name, t in unique_state(model).items() if t.data_ptr() not in places}
+    tensors = {f"state/{step}/{name}": t for name, t in rest.items()}
+    for name, layer in layers.items():
+        tensors[f"weight/{step}/{name}"] = layer.weight.float()
+        quantizer = quantizer_of(layer, "weight")
+        remembered = None if quantizer is None else quantizer.remembered_amax()
+        if remembered is not None:
+            tensors[f"amax/{step}/{name}"] = remembered.float().reshape(())
+    write_tensors(path, tensors)
+
+
+def moved_since(path: Path, model: nn.Module) -> dict[str, Tensor]:
+    """Return the change of each layer's weights (out, in), on the CPU, since the snapshot of step 0 in ``path``.
+
+    A weight that an embedding shares is left out: its rows are tokens, which move as often as they occur.
+    """
+    start, embedded = load_file(path), embedded_weights(model)
+    changes = {}
+    for name, layer in linear_layers(model).items():
+        if layer.weight not in embedded:
+            change = layer.weight.detach().float().cpu() - start[f"weight/0/{name}"]
+            changes[name] = change.t() if is_transposed(layer) else change
+    return changes
+
+
+def layer_formats(model: nn.Module) -> dict[str, dict[str, str | None]]:
+    """Return the format's name, or ``None``, of each role of each linear layer."""
+    unquantized: dict[str, str | None] = {"weight": None, "input": None, "grad": None}
+    return {
+        name: recipe.format_names() if (recipe := layer_recipe(layer)) else unquantized
+        for name, layer in linear_layers(model).items()
+    }
+
+
+def weight_gradients(
+    model: nn.Module, inputs: Tensor, targets: Tensor, device: torch.device, compute: str, factor: float = 1.0
+) -> dict[str, Tensor]:  # fmt: skip
+    """Return the float32 weight gradient of one batch for each linear layer that trains, by name.
+
+    The loss is multiplied by ``factor``, as in a step, and the gradients are divided by it.
+    """
+    layers = {name: layer for name, layer in linear_layers(model).items() if layer.weight.requires_grad}
+    if not layers:
+        return {}
+    with torch.autocast(device.type, torch.bfloat16, enabled=compute == "bf16"):
+        loss = model(inputs, targets)
+    grads = torch.autograd.grad(loss * factor, [layer.weight for layer in layers.values()])
+    return {name: g.float().cpu() / factor for name, g in zip(layers, grads, strict=True)}
+
+
+def float_copy(model: nn.Module) -> nn.Module:
+    """Return a copy of ``model`` with the same weights and nothing quantized."""
+    return unquantize_model(copy.deepcopy(model))
+
+
+def write_probes(
+    path: Path, snapshots: list[Path], quantized: dict[str, Tensor], unquantized: dict[str, Tensor], step: int,
+    formats: dict[str, dict[str, str | None]],
+) -> None:  # fmt: skip
+    """Join the weight ``snapshots`` and the gradients of ``step`` into ``probes.safetensors``."""
+    tensors: dict[str, Tensor] = {}
+    for snapshot in snapshots:
+        tensors |= load_file(snapshot)
+    tensors = {name: t for name, t in tensors.items() if not name.startswith(f"state/{step}/")}
+    for label, grads in (("grad_quantized", quantized), ("grad_float", unquantized)):
+        tensors |= {f"{label}/{step}/{name}": g for name, g in grads.items()}
+    write_tensors(path, tensors, {"layers": json.dumps(formats)})

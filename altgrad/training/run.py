@@ -1,16 +1,28 @@
-"""One cell from its resolved file to its output directory."""
+"""One cell from its resolved file to its output directory, in one process or in several.
+
+`train_cell` is the first process and writes the results. `train_beside` is each further one, which
+`altgrad.training.ranks` starts.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+import signal
+import statistics
+import sys
+import threading
 import time
+import warnings
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from altgrad.common.files import read_json, write_json
+from altgrad.common.files import write_json
 from altgrad.common.fingerprint import mark_finished, only_worker
 from altgrad.config.cell import Cell, scratch_directory
 from altgrad.data.batches import task_of
@@ -18,47 +30,60 @@ from altgrad.model import account, layer_recipe, linear_layers
 from altgrad.model.from_cell import arm_of, build_model, recipes_of
 from altgrad.model.hardware import select_device
 from altgrad.optim import build_optimizer
-from altgrad.optim.grids import weight_grids
-from altgrad.training import machine, probes, ranks
-from altgrad.training.checkpoint import unique_state
+from altgrad.training import machine, ranks, records
 from altgrad.training.ranks import Ranks
-from altgrad.training.records import write_history, write_monitors, write_tensors
-from altgrad.training.trainer import Trainer
+from altgrad.training.trainer import Interrupted, Trainer
 
-PROBE_SEED_STEP = 0  # batches of updates start at step 1, so step 0 is a batch that training never sees
+PROBE_SEED_STEP = 0  # updates begin at step 1, so training never sees the batch of step 0
 
 
 def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = "") -> None:
     """Train ``cell`` on the token files in ``tokens`` and write its results into ``out``.
 
-    ``root`` is the project's top folder: checkpoints go under ``root/scratch``, what is compiled into
-    `machine.compile_cache`. ``position`` (such as ``3/12``) is shown before the cell's key in the progress bar.
+    ``root`` is the project's top folder: checkpoints go to ``root/scratch``, compiled files to
+    `machine.compile_cache`. The progress bar shows ``position`` (such as ``3/12``) before the cell's key.
     """
     began = time.perf_counter()
-    settled = settle(cell, root)
-    meta = read_json(tokens / "meta.json")
+    device, compute, compiled = settle(cell, root)
     scratch = scratch_directory(root, cell, tokens)
     with only_worker(scratch, lambda: tqdm.write(f"{cell.key}: another process is training this cell; waiting for it")):
-        with ranks.started(cell, tokens, scratch, root, settled.device) as all_of_them:
-            trainer = make_trainer(cell, meta["vocab_size"], tokens, scratch, *settled, all_of_them)
+        with ranks.started(cell, tokens, scratch, root, device) as mine:
+            trainer = make_trainer(cell, tokens, scratch, device, compute, compiled, mine)
             trainer.run(f"{position} {cell.key}".strip())
             trainer.ranks.alone(trainer.model, partial(_write_results, trainer, out))
-        used = machine.used(settled.device) | machine.bytes_per_parameter(trainer.model, trainer.optimizer)
-        used |= trainer.timing() | {"total_s": time.perf_counter() - began}
-        write_json(out / "timing.json", used)
+        used = machine.used(device) | machine.bytes_per_parameter(trainer.model, trainer.optimizer)
+        write_json(out / "timing.json", used | _timing(trainer) | {"total_s": time.perf_counter() - began})
         mark_finished(scratch)
 
 
-class Settled(NamedTuple):
-    """What a cell is trained with on this machine: ``compute`` and ``compiled`` are a `Trainer`'s."""
+def train_beside(arguments: list[str]) -> None:
+    """Train a cell as one of its further processes, which ends with the first: SCRATCH TOKENS ROOT RANK."""
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)  # the first process says when to stop
+    threading.Thread(target=_end_with_first, daemon=True).start()
+    print("here", flush=True)
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the first process reports for all
+    scratch, tokens, root, rank = Path(arguments[0]), Path(arguments[1]), Path(arguments[2]), int(arguments[3])
+    cell = Cell.read(scratch / ranks.CELL)
+    device, compute, compiled = settle(cell, root)
+    with ranks.joined(scratch / ranks.MEETING, rank, cell.train.devices, device) as mine:
+        trainer = make_trainer(cell, tokens, scratch, device, compute, compiled, mine)
+        with suppress(Interrupted):
+            trainer.run(cell.key)
+            mine.alone(trainer.model, lambda: None)  # while the first writes the results
 
-    device: torch.device
-    compute: str
-    compiled: bool
+
+def _end_with_first() -> None:
+    """End when the process that started this one closes its end of the pipe, or is gone."""
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
 
 
-def settle(cell: Cell, root: Path) -> Settled:
-    """Make this process ready to train ``cell``, and say where that is not with what may be expected."""
+def settle(cell: Cell, root: Path) -> tuple[torch.device, str, bool]:
+    """Prepare this process to train ``cell``; return the device, the dtype of products, and whether to compile.
+
+    Says so where one of them is not what the user may expect.
+    """
     machine.make_deterministic()
     machine.use_compile_cache(machine.compile_cache(root))
     device = select_device(cell.train.device)
@@ -70,39 +95,40 @@ def settle(cell: Cell, root: Path) -> Settled:
         compiled, notice = False, f"{cell.optimizer} stores weights as codes, which no compiled graph reads"
     compiled = compiled and cell.lora is None  # a graph is shared by models of one structure, which has no adapters
     compute, slow_bf16 = machine.choose_compute(cell.train.compute, device)
-    for said in filter(None, (notice, slow_bf16)):
-        tqdm.write(f"notice: {said}")
-    return Settled(device, compute, compiled)
+    for text in filter(None, (notice, slow_bf16)):
+        tqdm.write(f"notice: {text}")
+    return device, compute, compiled
 
 
 def make_trainer(
-    cell: Cell, vocab_size: int, tokens: Path, scratch: Path, device: torch.device, compute: str, compiled: bool,
+    cell: Cell, tokens: Path, scratch: Path, device: torch.device, compute: str, compiled: bool,
     mine: Ranks | None = None,
 ) -> Trainer:  # fmt: skip
-    """Return what trains ``cell`` on ``tokens``; ``scratch`` and what follows are a `Trainer`'s."""
+    """Return what trains ``cell`` on ``tokens``; ``scratch`` and the arguments after it are a `Trainer`'s."""
     train, val = (task_of(cell, tokens, split) for split in ("train", "val"))
     mine = mine or Ranks()
     arm, recipes = arm_of(cell), recipes_of(cell)
-    model = build_model(cell, vocab_size, device, train.labels, shared=mine.count > 1)
+    model = build_model(cell, train.vocab_size, device, train.labels, shared=mine.count > 1)
     tqdm.write(f"{cell.key}: {account(model).summary}")
     mine.shard(model)
-    grids = weight_grids(model, on_grid=arm.weights == "quantized")
-    if arm.needs_format and not grids:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the arm is its plain form")  # which the notice below says for a cell
+        optimizer = build_optimizer(
+            model, arm, steps=cell.train.steps, seed=cell.seed, compiled=compiled,
+            reference="updates" in cell.monitor.groups,
+        )  # fmt: skip
+    if arm.needs_format and not optimizer.grids:
         plain = arm.plain_form.base
         tqdm.write(f"notice: {cell.format} has no quantized weight; {cell.optimizer} trains as its plain form, {plain}")
-    optimizer = build_optimizer(
-        model, arm, grids, steps=cell.train.steps, seed=cell.seed, compiled=compiled,
-        reference="updates" in cell.monitor.groups,
-    )  # fmt: skip
-    return Trainer(cell, model, recipes, optimizer, grids, train, val, device, scratch, compute, compiled, mine)
+    return Trainer(cell, model, recipes, optimizer, train, val, device, scratch, compute, compiled, mine)
 
 
 def _write_results(trainer: Trainer, out: Path) -> None:
     """Write everything but the timings: the same bits whenever the cell is run."""
     history = trainer.history.rows()
-    write_history(out / "history.csv", history, trainer.measures.columns)
-    write_monitors(out / "monitors.parquet", trainer.monitors.rows())
-    write_tensors(out / "model.safetensors", unique_state(trainer.model))
+    records.write_history(out / "history.csv", history, trainer.measures.columns)
+    records.write_monitors(out / "monitors.parquet", trainer.monitors.rows())
+    records.write_tensors(out / "model.safetensors", records.unique_state(trainer.model))
     _write_probes(trainer, out / "probes.safetensors")
     write_json(out / "metrics.json", _metrics(trainer, history, out))
 
@@ -112,20 +138,20 @@ def _write_probes(trainer: Trainer, path: Path) -> None:
     inputs, targets = trainer.task.batch(step=PROBE_SEED_STEP, micro=0)
     batch = inputs.to(trainer.device), targets.to(trainer.device)
     model.eval()
-    quantized, plain = {}, {}
+    quantized, unquantized = {}, {}
     if any(layer_recipe(layer) for layer in linear_layers(model).values()):
         train = trainer.cell.train
         factor = train.loss_scale / train.grad_accumulation
-        quantized = probes.gradients(model, *batch, trainer.device, trainer.compute, factor)
-        plain = probes.gradients(probes.float_copy(model), *batch, trainer.device, "float32")
+        quantized = records.weight_gradients(model, *batch, trainer.device, trainer.compute, factor)
+        unquantized = records.weight_gradients(records.float_copy(model), *batch, trainer.device, "float32")
     steps = sorted({trainer.step, *(step for step in trainer.probe_steps if step < trainer.step)})
     snapshots = [trainer.snapshot(step) for step in steps]
-    formats = probes.layer_formats(model)
-    probes.write_probes(path, snapshots, quantized, plain, trainer.step, formats)
+    formats = records.layer_formats(model)
+    records.write_probes(path, snapshots, quantized, unquantized, trainer.step, formats)
 
 
 def _metrics(trainer: Trainer, history: list[list[Any]], out: Path) -> dict[str, object]:
-    """Return what ``metrics.json`` holds; a number that could not be measured is null."""
+    """Return the content of ``metrics.json``. A number that could not be measured is null."""
     cell, tracker = trainer.cell, trainer.tracker
     layers = linear_layers(trainer.model)
     evaluated = [(row[4], row[0]) for row in history if row[4] is not None]
@@ -133,8 +159,8 @@ def _metrics(trainer: Trainer, history: list[list[Any]], out: Path) -> dict[str,
     last = history[-1]
     val_loss = None if tracker.diverged else last[4]
     quantized = {layer.weight for layer in layers.values() if layer_recipe(layer)}
-    changes: dict[str, object] = {"switches": trainer.switches.made} if cell.schedule else {}
-    changes |= {"start": cell.model.start.sha256} if cell.model.start else {}
+    optional: dict[str, object] = {"switches": trainer.switches.made} if cell.schedule else {}
+    optional |= {"start": cell.model.start.sha256} if cell.model.start else {}
     return {
         "key": cell.key, "format": cell.format, "optimizer": cell.optimizer,
         "seed": cell.seed, "lr_scale": cell.lr_scale,
@@ -146,6 +172,39 @@ def _metrics(trainer: Trainer, history: list[list[Any]], out: Path) -> dict[str,
         "quantized_parameters": sum(p.numel() for p in quantized),
         "train_loss": last[3], "val_loss": val_loss,
         "val_loss_best": best[0], "val_loss_best_step": best[1],
-        "clipped_frac": trainer.totals["clipped"] / max(1, trainer.step), **changes,
+        "clipped_frac": trainer.totals["clipped"] / max(1, trainer.step), **optional,
         **trainer.measures.final(val_loss, out),
     }  # fmt: skip
+
+
+def _timing(trainer: Trainer) -> dict[str, Any]:
+    """Return the entries of ``timing.json`` about the run: seconds, milliseconds per step, MB of 10^6 bytes.
+
+    Compiling takes the check of the graph, and the time by which the first calls of a graph exceed the median call.
+    The time of evaluations is without the latter. Compiling is ``None`` where nothing was compiled.
+    """
+    seconds = sorted(trainer.step_seconds)
+    median = statistics.median(seconds) if seconds else None
+    speed = trainer.tokens_per_step / median if median else None
+    busy = [share for share in trainer.busy if share is not None]
+    checkpoints = sorted(trainer.scratch.glob("step-*.safetensors"))
+    steps = _excess(trainer.step_seconds, trainer.first_calls) if trainer.compiled else 0.0
+    evaluations = _excess(trainer.evaluation.seconds, [0]) if trainer.compiled else 0.0
+    return {
+        "devices": trainer.ranks.count, "threads": trainer.cell.model.threads,
+        "compute": trainer.compute, "compiled": trainer.compiled, "resumed": trainer.totals["resumed"],
+        "train_s": trainer.totals["train_s"],
+        "compile_s": trainer.totals["check_s"] + steps + evaluations if trainer.compiled else None,
+        "observe_s": trainer.totals["observe_s"], "evaluate_s": trainer.totals["evaluate_s"] - evaluations,
+        "tokens_per_s": speed,
+        "tflops": speed and speed * trainer.model.flops_per_token() / 1e12,  # a second, of products
+        "gpu_busy": statistics.fmean(busy) if busy else None,
+        "step_ms_median": median and 1e3 * median,
+        "step_ms_p90": 1e3 * seconds[math.ceil(0.9 * len(seconds)) - 1] if seconds else None,
+        "checkpoint_mb": checkpoints[-1].stat().st_size / 1e6 if checkpoints else None,
+    }  # fmt: skip
+
+
+def _excess(seconds: list[float], first: list[int]) -> float:
+    """Return by how much the calls with the indices ``first`` exceed the median call."""
+    return sum(max(0.0, seconds[i] - statistics.median(seconds)) for i in first if i < len(seconds))

@@ -28,18 +28,17 @@ from altgrad.config.schema import learning_rate
 from altgrad.data.batches import Task
 from altgrad.model import Recipe, requantize_model
 from altgrad.model.gpt import GPT, Block
-from altgrad.optim import ArmOptimizer, WeightGrid
+from altgrad.optim import ArmOptimizer
 from altgrad.optim.grids import weight_grids
 from altgrad.optim.sharded import whole
-from altgrad.training import checkpoint, machine, probes
+from altgrad.training import checkpoint, machine
 from altgrad.training.evaluation import Evaluation, measures_of
 from altgrad.training.graphs import compile_model
-from altgrad.training.monitor import PASS, Monitor, Row, Where, first_nonfinite, largest_overflow, outstanding_rows
-from altgrad.training.outcome import OutcomeTracker
+from altgrad.training.monitor import PASS, Measurement, TensorMonitor, UpdateMonitor, first_nonfinite, largest_overflow
+from altgrad.training.outcome import OutcomeTracker, outstanding_rows
 from altgrad.training.ranks import Ranks
-from altgrad.training.records import RowLog
+from altgrad.training.records import moved_since, save_weights
 from altgrad.training.switches import Switches
-from altgrad.training.updates import UpdateMonitor
 
 
 class Interrupted(Exception):
@@ -54,9 +53,8 @@ class Trainer:
     """Trains ``model`` as ``cell`` says; everything that must outlive the process is in ``scratch``."""
 
     def __init__(
-        self, cell: Cell, model: GPT, recipes: list[Recipe], optimizer: ArmOptimizer,
-        grids: dict[nn.Parameter, WeightGrid], task: Task, val: Task, device: torch.device, scratch: Path, compute: str,
-        compiled: bool, ranks: Ranks,
+        self, cell: Cell, model: GPT, recipes: list[Recipe], optimizer: ArmOptimizer, task: Task, val: Task,
+        device: torch.device, scratch: Path, compute: str, compiled: bool, ranks: Ranks,
     ) -> None:  # fmt: skip
         self.cell, self.model, self.optimizer, self.ranks = cell, model, optimizer, ranks
         self.recipes = recipes  # the model's, then those of the schedule
@@ -66,63 +64,62 @@ class Trainer:
         self.peaks = [group["lr"] for group in optimizer.param_groups]  # at the peak of the schedule
         self.evaluation = Evaluation(cell, model, val, device, compute, self.ranks)
         self.measures = measures_of(cell, model, val, device, compute)
-        self._quantized(grids)
+        self._follow_recipe()
         self.probe_steps = probe_steps(cell.train.steps, cell.monitor.probes)
         self.tokens_per_step = cell.train.grad_accumulation * cell.train.batch * cell.model.context
         self.step_seconds: list[float] = []
-        self.first_calls = [0]  # of a graph, among these steps
-        self.busy: list[float | None] = []  # shares of time, at logged steps of this process
-        self.interrupted = 0  # the signal
+        self.first_calls = [0]  # indices of steps that called a graph for the first time
+        self.busy: list[float | None] = []  # the GPU's share of time at each logged step
+        self.interrupted = 0  # the number of the signal that arrived
         self._resume()
 
-    def _quantized(self, grids: dict[nn.Parameter, WeightGrid]) -> None:
-        """Make what depends on how the model is quantized; ``grids`` are its weights' quantization grids."""
+    def _follow_recipe(self) -> None:
+        """Build the compiled loss and both monitors for the present recipe of the model."""
         model = self.model
         self.loss_of = compile_model(model) if self.compiled else model
         self.evaluation.loss_of = self.loss_of
         blocks = {f"blocks.{i}": block for i, block in enumerate(model.blocks) if isinstance(block, Block)}
-        self.monitor = Monitor(model, blocks)
-        self.updates = UpdateMonitor(model, self.optimizer, grids)
+        self.monitor = TensorMonitor(model, blocks)
+        self.updates = UpdateMonitor(model, self.optimizer)
 
     def _requantize(self) -> None:
-        """Quantize the model by the recipe that is on from now on; weights and the optimizer's state stay."""
+        """Quantize the model by the recipe that the schedule is at; weights and the optimizer's state stay."""
         place = self.switches.place
         requantize_model(self.model, self.recipes[place], seed=self.cell.seed, change=place)
-        grids = weight_grids(self.model, on_grid=False)
-        self.optimizer.look_at(grids)
-        self._quantized(grids)
+        self.optimizer.look_at(weight_grids(self.model, on_grid=False))
+        self._follow_recipe()
 
     # --- state that a checkpoint carries ---------------------------------------------------------
 
     def _resume(self) -> None:
-        found, problems = checkpoint.load_newest(self.scratch)
+        saved, problems = checkpoint.load_newest(self.scratch)
         for problem in problems:
             tqdm.write(f"{self.cell.key}: {problem}")
         divergence = self.cell.train.divergence
         self.step = 0
         self.tracker = OutcomeTracker(divergence.spike, divergence.window)
-        self.switches = Switches(self.cell, **(found.state["switches"] if found else {}))
+        self.switches = Switches(self.cell, **(saved.state["switches"] if saved else {}))
         # Sums since the last logged row, and over the whole run.
         self.totals: dict[str, Any] = {"loss": 0.0, "seen": 0, "seen_clipped": 0, "clipped": 0}
         self.totals |= {"train_s": 0.0, "check_s": 0.0, "observe_s": 0.0, "evaluate_s": 0.0, "resumed": 0}
-        if found is not None:
+        if saved is not None:
             if self.switches.place:
                 self._requantize()
-            checkpoint.unpack(found.tensors, self.model, self.optimizer)
-            self.step = found.step
-            self.tracker = OutcomeTracker.restore(found.state["tracker"])
-            self.totals |= found.state["totals"]
+            checkpoint.unpack(saved.tensors, self.model, self.optimizer)
+            self.step = saved.step
+            self.tracker = OutcomeTracker.restore(saved.state["tracker"])
+            self.totals |= saved.state["totals"]
             self.totals["resumed"] += 1
             tqdm.write(f"{self.cell.key}: resuming after step {self.step}")
         self.ranks.require_same(self.step)
         if not self.ranks.first:
             return
-        resume_step = None if found is None else self.step
-        logs = (RowLog(self.scratch / f"{name}.jsonl", resume_step) for name in ("history", "monitors"))
+        resume_step = None if saved is None else self.step
+        logs = (checkpoint.RowLog(self.scratch / f"{name}.jsonl", resume_step) for name in ("history", "monitors"))
         self.history, self.monitors = logs
 
     def save(self) -> None:
-        """Write a checkpoint of the present moment; rows first, so none is missing after a resume."""
+        """Write a checkpoint of the present step. Rows go first, so that none is missing after a resume."""
         tensors = checkpoint.pack(self.model, self.optimizer)
         if not self.ranks.first:
             return
@@ -160,7 +157,7 @@ class Trainer:
             self.tracker.finish()
             if self.tracker.diverged and self.tracker.first_rows is None:
                 self.tracker.first_rows = self.ranks.alone(
-                    self.model, lambda: outstanding_rows(probes.moved(self.snapshot(0), self.model))
+                    self.model, lambda: outstanding_rows(moved_since(self.snapshot(0), self.model))
                 )
 
     def update(self, step: int) -> None:
@@ -192,8 +189,8 @@ class Trainer:
             for name, more in {"loss": loss, "seen": 1, "seen_clipped": clipped, "clipped": clipped}.items():
                 totals[name] += more
         elif not (math.isfinite(loss) and math.isfinite(norm)):
-            found = self.ranks.alone(self.model, partial(self._first_nonfinite, step))
-            self.tracker.first_nonfinite, self.tracker.first_rows = found or (None, None)
+            first = self.ranks.alone(self.model, partial(self._first_nonfinite, step))
+            self.tracker.first_nonfinite, self.tracker.first_rows = first or (None, None)
         self.step_seconds.append(time.perf_counter() - began)
         self.step = step
         if rows and self.ranks.first:
@@ -205,7 +202,7 @@ class Trainer:
             self._save_probe(step)
 
     def _gradients(self, step: int) -> tuple[float, Tensor, float]:
-        """Compute the gradients of ``step``; return its loss, and their norm on the device and off it."""
+        """Compute the gradients of ``step``; return its loss, and their total norm on the device and as a number."""
         self.optimizer.zero_grad(set_to_none=True)
         losses = [self._backward(step, micro) for micro in range(self.cell.train.grad_accumulation)]
         loss = self.ranks.sum(sum(losses[1:], losses[0]))
@@ -214,19 +211,20 @@ class Trainer:
             for grad in grads:
                 grad.div_(factor)
         total_norm = nn.utils.get_total_norm(grads)
-        found, norm = torch.stack([loss.float(), whole(total_norm).float()]).tolist()  # the one wait for the device
-        return found, total_norm, norm
+        loss_value, norm = torch.stack([loss.float(), whole(total_norm).float()]).tolist()  # the one wait for a device
+        return loss_value, total_norm, norm
 
     def _change(self) -> None:
-        made = self.switches.made[-1]
-        tqdm.write(f"{self.cell.key}: {made['recipe']} from step {made['step']} on ({made['why']})")
+        """Go on in the recipe that ``switches`` has just changed to."""
+        switch = self.switches.made[-1]
+        tqdm.write(f"{self.cell.key}: {switch['recipe']} from step {switch['step']} on ({switch['why']})")
         self._requantize()
         self.first_calls.append(len(self.step_seconds))
         with self._timed("check_s"):
             self.evaluation.check_graph()
 
     def _backward(self, step: int, micro: int) -> Tensor:
-        """Run this process's part of one micro-batch; return its share of the loss, on the device."""
+        """Run forward and backward pass of this process's rows of a micro-batch; return its share of the loss."""
         parts = self.cell.train.grad_accumulation
         with self._autocast():
             shares = map(self.ranks.share, self._batch(step, micro))
@@ -244,29 +242,28 @@ class Trainer:
     # --- what is recorded ------------------------------------------------------------------------
 
     def _first_nonfinite(self, step: int) -> tuple[str | None, str | None]:
-        """Return the first tensor of ``step`` that is not finite, over its micro-batches, and in which rows."""
+        """Return the first tensor of ``step``, over its micro-batches, that is not finite, and in which rows."""
         for micro in range(self.cell.train.grad_accumulation):
-            where: Where = {}
-            name = first_nonfinite(self._observe(step, {"tensors"}, micro, where))
+            name = first_nonfinite(self._observe(step, {"tensors"}, micro))
             if name is not None:
-                return name, where[name]
+                return name, self.monitor.nonfinite[name]
         return None, None
 
-    def _observe(self, step: int, groups: set[str], micro: int = 0, where: Where | None = None) -> list[Row]:
-        """Run the instrumented pass for what of `PASS` is in ``groups``, on a micro-batch of ``step``."""
+    def _observe(self, step: int, groups: set[str], micro: int = 0) -> list[Measurement]:
+        """Measure those of `PASS` that are in ``groups`` on a micro-batch of ``step``."""
 
-        def loss() -> Tensor:  # whose gradients are those of the step
+        def loss() -> Tensor:  # scaled as in the step, so that gradients are the step's
             train = self.cell.train
             with self._autocast():
                 return self.model(*self._batch(step, micro)) / train.grad_accumulation * train.loss_scale
 
         with self._timed("observe_s"):
-            rows = self.monitor.observe(step, loss, groups, where)
+            rows = self.monitor.observe(step, loss, groups)
         self.tracker.observe_overflow(largest_overflow(rows))
         return rows
 
     def _at_rest(self, step: int, lr: float | None = None, norm: float | None = None) -> None:
-        """Evaluate after update ``step`` if that is due, and log."""
+        """Log a row of the history after update ``step``, with an evaluation if one is due."""
         train, totals = self.cell.train, self.totals
         val_loss = None
         measured: list[float | None] = [None] * len(self.measures.columns)
@@ -289,7 +286,7 @@ class Trainer:
         totals |= {"loss": 0.0, "seen": 0, "seen_clipped": 0}
 
     def _save_probe(self, step: int) -> None:
-        self.ranks.alone(self.model, partial(probes.save_weights, self.snapshot(step), self.model, step))
+        self.ranks.alone(self.model, partial(save_weights, self.snapshot(step), self.model, step))
 
     def snapshot(self, step: int) -> Path:
         return self.scratch / f"weights-{step:08d}.safetensors"
@@ -300,7 +297,7 @@ class Trainer:
         yield
         self.totals[total] += time.perf_counter() - began
 
-    # --- the person in front of it ---------------------------------------------------------------
+    # --- progress bar and signals ----------------------------------------------------------------
 
     def _progress(self, description: str) -> tqdm:
         return tqdm(
@@ -309,43 +306,16 @@ class Trainer:
         )  # fmt: skip
 
     def _show(self, bar: tqdm) -> None:
-        # Over the last steps only: this runs after every one of them.
+        # The median of the last steps only, since this runs after each.
         rate = self.tokens_per_step / statistics.median(self.step_seconds[-100:])
         loss = self.tracker.smoothed
         bar.set_postfix_str(f"loss {loss:.3f}, {rate / 1e3:.1f}k tok/s" if loss else "", refresh=False)
         bar.update()
 
-    def timing(self) -> dict[str, Any]:
-        """Return what ``timing.json`` says of the run: seconds of wall clock, milliseconds per step, MB of 10^6 bytes.
-
-        Compiling is the check of the graph, and by how much the first calls of this process exceeded the median ones;
-        the time of evaluations is without it. It is None where nothing was compiled.
-        """
-        seconds = sorted(self.step_seconds)
-        median = statistics.median(seconds) if seconds else None
-        speed = self.tokens_per_step / median if median else None
-        busy = [share for share in self.busy if share is not None]
-        checkpoints = sorted(self.scratch.glob("step-*.safetensors"))
-        steps = _excess(self.step_seconds, self.first_calls) if self.compiled else 0.0
-        evaluations = _excess(self.evaluation.seconds, [0]) if self.compiled else 0.0
-        return {
-            "devices": self.ranks.count, "threads": self.cell.model.threads,
-            "compute": self.compute, "compiled": self.compiled, "resumed": self.totals["resumed"],
-            "train_s": self.totals["train_s"],
-            "compile_s": self.totals["check_s"] + steps + evaluations if self.compiled else None,
-            "observe_s": self.totals["observe_s"], "evaluate_s": self.totals["evaluate_s"] - evaluations,
-            "tokens_per_s": speed,
-            "tflops": speed and speed * self.model.flops_per_token() / 1e12,  # a second, of products
-            "gpu_busy": statistics.fmean(busy) if busy else None,
-            "step_ms_median": median and 1e3 * median,
-            "step_ms_p90": 1e3 * seconds[math.ceil(0.9 * len(seconds)) - 1] if seconds else None,
-            "checkpoint_mb": checkpoints[-1].stat().st_size / 1e6 if checkpoints else None,
-        }  # fmt: skip
-
     @contextmanager
     def _signals(self) -> Iterator[None]:
         """Turn the first SIGTERM or SIGINT into a checkpoint at the next step; the second ends at once."""
-        if not self.ranks.first:  # which leaves it to the first process
+        if not self.ranks.first:  # the first process says when to stop
             yield
             return
 
@@ -357,11 +327,6 @@ class Trainer:
 
         with handled(handle):
             yield
-
-
-def _excess(seconds: list[float], first: list[int]) -> float:
-    """Return by how much the ``first`` calls exceeded the median one."""
-    return sum(max(0.0, seconds[i] - statistics.median(seconds)) for i in first if i < len(seconds))
 
 
 def probe_steps(steps: int, count: int) -> list[int]:

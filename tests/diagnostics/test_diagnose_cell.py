@@ -17,7 +17,7 @@ from torch import Tensor
 from altgrad.common.files import read_json, write_json
 from altgrad.config import UserError
 from altgrad.diagnostics import ANALYSES, LayerView
-from altgrad.diagnostics.view import Grid
+from altgrad.diagnostics.analysis import QuantizationGrid
 from altgrad.formats import get_format
 from altgrad.numerics import compute_scale
 
@@ -72,7 +72,7 @@ def test_values_are_those_of_the_metrics(run_of: RunOf) -> None:
     _, frame = run_of(weights, "E3M4").diagnose()
     now, before, initial = (weights["head"][step] for step in (100, 50, 0))
     fmt = get_format("E3M4")
-    view = LayerView("head", 100, now, Grid.of(now, fmt), initial, before, Grid.of(before, fmt))
+    view = LayerView("head", 100, now, QuantizationGrid.of(now, fmt), initial, before, QuantizationGrid.of(before, fmt))
     rows = select(frame, layer="head", step=100)
     for analysis in ANALYSES:
         if analysis.metric.offline == "weight":
@@ -194,7 +194,7 @@ def test_the_scale_is_the_recipes(run_of: RunOf) -> None:
     assert boundary[1.0] > 0.45 and boundary[None] == boundary[0.0] == boundary[2.0] < 0.1
     grown = 1.2 * start
     _, frame = run_of({"head": {0: grown}}, "E4M3", scale="E8M0").diagnose()
-    grid = Grid(get_format("E4M3"), compute_scale(grown.abs().amax(), "E4M3", scale_format="E8M0"))
+    grid = QuantizationGrid(get_format("E4M3"), compute_scale(grown.abs().amax(), "E4M3", scale_format="E8M0"))
     expected = dict(zip(*_usage(LayerView("head", 0, grown, grid)), strict=True))
     own = select(frame, metric="code_usage")
     assert dict(zip(own["x"], own["value"], strict=True)) == pytest.approx(expected)

@@ -16,10 +16,8 @@ import torch
 from torch import Tensor
 
 from altgrad.diagnostics import ANALYSES, LayerView
-from altgrad.diagnostics.analysis import cosine, shuffled, spearman
-from altgrad.diagnostics.fisher import DAMPING, Fisher
-from altgrad.diagnostics.hessian import Curvature, Spectrum
-from altgrad.diagnostics.view import Grid
+from altgrad.diagnostics.analysis import QuantizationGrid, cosine, shuffled, spearman
+from altgrad.diagnostics.curvature import DAMPING, Curvature, Fisher, Spectrum
 from altgrad.formats import get_format
 from altgrad.optim import stiffness
 from tests.diagnostics.test_diagnose_cell import noise
@@ -39,7 +37,7 @@ CASES = {  # the metrics that have a case by hand in this file
 
 
 def view(weight: Tensor = WEIGHT, fmt: str = "E2M1", **others: object) -> LayerView:
-    return LayerView("layer", 10, weight, Grid.of(weight, get_format(fmt)), **others)
+    return LayerView("layer", 10, weight, QuantizationGrid.of(weight, get_format(fmt)), **others)
 
 
 def test_the_stiffness_field_counts_weights_by_the_binade_of_their_spacing() -> None:
@@ -64,7 +62,7 @@ def test_stiffness_is_that_of_the_arms(fmt: str) -> None:
 
 
 def test_virtual_geometry_has_a_stiffness_and_no_codes() -> None:
-    made = LayerView("layer", 10, WEIGHT, virtual=Grid.of(WEIGHT, E2M1))
+    made = LayerView("layer", 10, WEIGHT, virtual=QuantizationGrid.of(WEIGHT, E2M1))
     assert made.grid is None and torch.equal(made.stiffness, view().stiffness)
 
 

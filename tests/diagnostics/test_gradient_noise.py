@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from altgrad.config.recipe import ROLES, Rule
+from altgrad.diagnostics.analysis import LayerView
 from altgrad.diagnostics.gradients import cosine_exact
 from altgrad.diagnostics.noise_sources import bias_and_scatter, noises, only
-from altgrad.diagnostics.view import LayerView
 from altgrad.model import GPT, GPTConfig, Recipe, linear_layers, quantize_model, unquantize_model
 from altgrad.numerics import compute_scale, quantize, rotate_rows
 

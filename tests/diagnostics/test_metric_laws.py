@@ -15,10 +15,9 @@ import scipy.stats
 import torch
 
 from altgrad.diagnostics import ANALYSES, Histogram, LayerView
-from altgrad.diagnostics.fisher import Fisher
-from altgrad.diagnostics.hessian import Curvature, Spectrum
+from altgrad.diagnostics.analysis import QuantizationGrid, singular_values
+from altgrad.diagnostics.curvature import Curvature, Fisher, Spectrum
 from altgrad.diagnostics.noise_sources import GradientNoise
-from altgrad.diagnostics.view import Grid, singular_values
 from altgrad.formats import get_format
 
 FORMATS = ["E0M7", "E1M6", "E2M5", "E3M4", "E4M3", "E5M2", "E6M1", "E7M0", "E4M3FNUZ", "E2M1", "FP16", "binary8p4e"]
@@ -31,7 +30,7 @@ def full_view(fmt: str, seed: int = 0) -> LayerView:
     generator = torch.Generator().manual_seed(seed)
     initial, step, gradient, noise = (torch.randn(24, 16, generator=generator) for _ in range(4))
     weight, previous = initial + 0.2 * step, initial + 0.1 * step
-    grids = [Grid.of(w, get_format(fmt)) for w in (weight, previous)]
+    grids = [QuantizationGrid.of(w, get_format(fmt)) for w in (weight, previous)]
     fisher = Fisher(gradient, noise.square(), initial.T @ initial, step @ step.T)
     curvature = Curvature(Spectrum(torch.tensor([-1.0, 2.0, 5.0]), 0.04), 3.0, 0.5)
     sources = GradientNoise(4.0, {"weight": 0.1, "grad": 0.2}, 0.25, along=0.1, bias=0.1, scatter=0.3)

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from altgrad.diagnostics import ANALYSES, Histogram, LayerView
+from altgrad.diagnostics.analysis import QuantizationGrid
 from altgrad.diagnostics.noise_sources import GradientNoise
-from altgrad.diagnostics.view import Grid
 from altgrad.formats import get_format
 from tests.diagnostics.test_geometry import CASES as CASES_OF_GEOMETRY
 
@@ -37,11 +37,11 @@ def binary_entropy(share: float) -> float:
 
 
 def view(weight: Tensor = WEIGHT, fmt: str = "E2M1", **others: Tensor) -> LayerView:
-    return LayerView("layer", 10, weight, Grid.of(weight, get_format(fmt)), **others)
+    return LayerView("layer", 10, weight, QuantizationGrid.of(weight, get_format(fmt)), **others)
 
 
 def moved() -> LayerView:
-    return view(initial=BEFORE, previous=BEFORE, previous_grid=Grid.of(BEFORE, get_format("E2M1")))
+    return view(initial=BEFORE, previous=BEFORE, previous_grid=QuantizationGrid.of(BEFORE, get_format("E2M1")))
 
 
 def with_gradients(quantized: list[float], plain: list[float]) -> LayerView:
@@ -136,8 +136,9 @@ def test_a_scale_moves_the_weights_onto_the_quantization_grid() -> None:
     """A power of two changes what is stored, not what is measured in rungs."""
     for name in ("code_entropy", "misalignment_mean", "boundary_frac", "sqnr_db"):
         assert COMPUTE[name](view(WEIGHT / 64)) == pytest.approx(COMPUTE[name](view()))
-    assert Grid.of(WEIGHT / 64, get_format("E2M1")).scale == 64
-    assert Grid.of(torch.tensor([[5.0]]), get_format("E2M1"), scale_format="E8M0").scale == 1  # 6 / 5, rounded down
+    assert QuantizationGrid.of(WEIGHT / 64, get_format("E2M1")).scale == 64
+    five = torch.tensor([[5.0]])
+    assert QuantizationGrid.of(five, get_format("E2M1"), scale_format="E8M0").scale == 1  # 6 / 5, rounded down
     two_level = {"granularity": "block", "block": 1, "scale_format": "E4M3"}
-    blocks = Grid.of(torch.tensor([[6.0, 3.0, 1.5]]), get_format("E2M1"), **two_level)
+    blocks = QuantizationGrid.of(torch.tensor([[6.0, 3.0, 1.5]]), get_format("E2M1"), **two_level)
     assert blocks.scale.tolist() == [[1.0, 2.0, 4.0]]  # 448 of the tensor over 448, 224 and 112 of the blocks

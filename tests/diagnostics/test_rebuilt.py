@@ -23,9 +23,8 @@ from torch.nn import functional as F
 from altgrad.common.files import read_json, write_text
 from altgrad.config import Cell, UserError
 from altgrad.config.schema import Diagnose
+from altgrad.diagnostics.curvature import TOLERANCE, curvatures, fishers, lanczos, mean_and_error
 from altgrad.diagnostics.diagnose import diagnose_cell
-from altgrad.diagnostics.fisher import fishers
-from altgrad.diagnostics.hessian import TOLERANCE, curvatures, lanczos, mean_and_error
 from altgrad.diagnostics.noise_sources import gradient_noises
 from altgrad.diagnostics.rebuilt import RebuiltModel, StraightThroughLinear, replace_linear
 from altgrad.diagnostics.saved import SavedRun

@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 import torch
 
-from altgrad.common.files import read_json
 from altgrad.config import load_params
 from altgrad.training import train_cell
 from altgrad.training.run import make_trainer, settle
@@ -70,8 +69,7 @@ def test_it_repeats_and_resumes_with_the_same_bits(device, tokens, tmp_path, mon
 def test_a_step_waits_for_the_device_once(device, tokens, tmp_path, arm):
     """For its loss and the norm of its gradients, where nothing is monitored; torch warns of every wait."""
     cell = make_cell(arm=load_params().optimizers[arm].model_dump(), device=device.type)
-    vocabulary = read_json(tokens / "meta.json")["vocab_size"]
-    trainer = make_trainer(cell, vocabulary, tokens, tmp_path, *settle(cell, tmp_path))
+    trainer = make_trainer(cell, tokens, tmp_path, *settle(cell, tmp_path))
     trainer.update(1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

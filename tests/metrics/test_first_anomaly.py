@@ -10,8 +10,18 @@ import pandas as pd
 import pytest
 
 from altgrad.metrics import METRICS
-from altgrad.metrics.bands import LEAST_PEERS, Peers, Trace, from_binades, tensor_bands, to_binades
-from altgrad.metrics.first_anomaly import THRESHOLD, UPDATE_THRESHOLD, first_anomaly, threshold_of
+from altgrad.metrics.first_anomaly import (
+    LEAST_PEERS,
+    THRESHOLD,
+    UPDATE_THRESHOLD,
+    Peers,
+    Trace,
+    first_anomaly,
+    from_binades,
+    tensor_bands,
+    threshold_of,
+    to_binades,
+)
 
 STEPS = [1, 10, 20, 30, 40, 50]
 LAYERS = ["blocks.0.attn.qkv", "blocks.0.mlp.up", "blocks.1.mlp.up"]

@@ -18,7 +18,7 @@ from altgrad.numerics.update_sums import UpdateSums
 from altgrad.optim import build_optimizer
 from altgrad.optim.checks import check_cells
 from altgrad.training.grids import weight_grids
-from altgrad.training.updates import UpdateMonitor, moved, update_statistics
+from altgrad.training.monitor import UpdateMonitor, moved, update_statistics
 from tests.optim.arms import ARMS
 from tests.training.conftest import VOCABULARY, make_cell, resumed, trained
 from tests.training.test_virtual_geometry import cell_of as virtual_cell_of
@@ -151,7 +151,7 @@ def test_what_is_recorded_of_a_step_is_what_its_weights_and_gradient_say(name):
     held = {layer: None if grid.held is None else grid.held.item() for layer, module in layers.items()
             if (grid := grids.get(module.weight)) is not None}  # fmt: skip
     ulps = {layer: grids[module.weight].spacing(before[layer]) for layer, module in layers.items() if layer != "head"}
-    with UpdateMonitor(model, optimizer, grids).watching(1, rows):
+    with UpdateMonitor(model, optimizer).watching(1, rows):
         optimizer.step()
     found = {(row.layer, row.metric): row.value for row in rows}
     assert {layer for layer, _ in found} == set(layers)

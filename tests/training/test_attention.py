@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from altgrad.model import GPT, GPTConfig
-from altgrad.training.monitor import SEQUENCES, Monitor, attention_statistics, head_entropies
+from altgrad.training.monitor import SEQUENCES, TensorMonitor, attention_statistics, head_entropies
 
 
 def test_equal_scores_have_the_entropy_of_as_many_tokens_and_one_token_has_none():
@@ -35,7 +35,7 @@ def test_it_is_of_the_attention_that_the_block_computes():
     for i, block in enumerate(model.blocks):
         block.attn.qkv.register_forward_hook(lambda _, __, output, i=i: kept.__setitem__(i, output.detach().double()))
     blocks = {f"blocks.{i}": block for i, block in enumerate(model.blocks)}
-    rows = Monitor(model, blocks).observe(1, lambda: model(tokens, tokens), {"outputs"})
+    rows = TensorMonitor(model, blocks).observe(1, lambda: model(tokens, tokens), {"outputs"})
     found = {(row.layer, row.metric): row.value for row in rows}
     for i, qkv in kept.items():
         q, k = (qkv[:SEQUENCES, :, 16 * part : 16 * part + 16].unflatten(-1, (2, 8)) for part in (0, 1))

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from altgrad.training.compiled_files import RECORDS, recorded, remove_damaged
+from altgrad.training.machine import RECORDS, recorded, remove_damaged
 from tests.faults.damages import cut, flip
 
 NAMES = "ab/kernel.so", "fxgraph/cd/entry", "ef/kernel.cpp"
 BUSY = """
 import sys
 from pathlib import Path
-from altgrad.training.compiled_files import recorded
+from altgrad.training.machine import recorded
 with recorded(Path(sys.argv[1]), Path(sys.argv[1], "made/other.json")):
     print("compiling", flush=True)
     sys.stdin.read()

@@ -16,9 +16,9 @@ from altgrad.model import GPT, GPTConfig, Recipe, TensorRecipe, hardware, quanti
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.optim import Arm, build_optimizer
 from altgrad.training import checkpoint, machine
-from altgrad.training.monitor import Monitor, Row, first_nonfinite, tensor_statistics
-from altgrad.training.probes import float_copy
-from altgrad.training.records import RowLog
+from altgrad.training.checkpoint import RowLog
+from altgrad.training.monitor import Measurement, TensorMonitor, first_nonfinite, tensor_statistics
+from altgrad.training.records import float_copy
 from altgrad.training.trainer import probe_steps
 
 # --- schedule --------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def test_the_instrumented_pass_touches_nothing():
     before = {name: t.clone() for name, t in model.state_dict().items()}
     gradients = [p.grad.clone() for p in model.parameters()]
     state, hooks = torch.get_rng_state(), [dict(module._forward_hooks) for module in model.modules()]
-    rows = Monitor(model, {"blocks.0": model.blocks[0]}).observe(3, lambda: model(tokens, tokens))
+    rows = TensorMonitor(model, {"blocks.0": model.blocks[0]}).observe(3, lambda: model(tokens, tokens))
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
     assert all(torch.equal(g, p.grad) for g, p in zip(gradients, model.parameters(), strict=True))
     assert torch.equal(state, torch.get_rng_state())
@@ -92,7 +92,7 @@ def test_the_instrumented_pass_touches_nothing():
 
 def test_the_first_nonfinite_tensor_is_the_first_computed():
     def row(layer, role, value):
-        return Row(1, layer, role, "nonfinite", value)
+        return Measurement(1, layer, role, "nonfinite", value)
 
     assert first_nonfinite([row("a", "input", 0.0), row("a", "grad", 1.0), row("b", "grad", 1.0)]) == "b grad"
     assert first_nonfinite([row("a", "grad", 1.0), row("b", "input", 2.0)]) == "b input"

@@ -8,7 +8,7 @@ import math
 import torch
 
 from altgrad.training import train_cell
-from altgrad.training.monitor import nonfinite_rows, outstanding_rows
+from altgrad.training.outcome import nonfinite_rows, outstanding_rows
 from altgrad.training.trainer import Trainer
 from tests.training.conftest import make_cell
 

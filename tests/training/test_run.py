@@ -30,10 +30,9 @@ from altgrad.optim import ArmOptimizer
 from altgrad.training import train_cell
 from altgrad.training.checkpoint import load_newest
 from altgrad.training.evaluation import Evaluation
-from altgrad.training.monitor import Monitor
+from altgrad.training.monitor import TensorMonitor, UpdateMonitor
 from altgrad.training.run import make_trainer
 from altgrad.training.trainer import Trainer
-from altgrad.training.updates import UpdateMonitor
 from tests.training.conftest import diagnosed, make_cell, outputs, resumed, trained, without_dropout
 
 STATEFUL = {"scaling": "delayed", "rounding": "stochastic"}
@@ -116,17 +115,16 @@ def test_a_loss_scaled_by_a_power_of_two_trains_the_same_bits(tokens, undisturbe
     assert remembered and all(
         torch.equal(mine[name], theirs[name] * (2.0**12 if name in remembered else 1)) for name in theirs
     )
-    losses = []
-    for factor in (1.0, 0.75):
-        root = tmp_path / f"{factor}"
-        trained(make_cell("bf16", compute="float32", loss_scale=factor), tokens, root)
-        losses.append(read_json(root / "out/metrics.json")["val_loss"])
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[0] != losses[1]
+    runs = [trained(make_cell("bf16", compute="float32", loss_scale=factor), tokens, tmp_path / f"{factor}")
+            for factor in (1.0, 0.75)]  # fmt: skip
+    losses = [json.loads(run["metrics.json"])["val_loss"] for run in runs]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert runs[0]["model.safetensors"] != runs[1]["model.safetensors"]
 
 
 def test_what_is_not_watched_costs_nothing(tokens, tmp_path, monkeypatch):
     """Nothing that observes is called, and no moments are kept to compare with."""
-    for part, name in ((Monitor, "observe"), (Monitor, "gradients"), (UpdateMonitor, "watching")):
+    for part, name in ((TensorMonitor, "observe"), (TensorMonitor, "gradients"), (UpdateMonitor, "watching")):
         monkeypatch.setattr(part, name, lambda *_: pytest.fail("it was watched"))
     made = []
     step = ArmOptimizer.step
@@ -313,8 +311,7 @@ def test_an_evaluation_rounds_to_nearest(tokens, tmp_path, scaling):
         cell = without_dropout(make_cell(rounding=rounding, scaling=scaling))
         scratch = tmp_path / rounding
         scratch.mkdir()
-        size = read_json(tokens / "meta.json")["vocab_size"]
-        trainer = make_trainer(cell, size, tokens, scratch, torch.device("cpu"), "float32", compiled=False)
+        trainer = make_trainer(cell, tokens, scratch, torch.device("cpu"), "float32", compiled=False)
         losses += [trainer.evaluation.loss(), trainer.evaluation.loss()]
         drawn = [buffer[2].item() for name, buffer in trainer.model.named_buffers() if name.endswith(".stream")]
         assert len(drawn) == (15 if rounding == "stochastic" else 0) and not any(drawn)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from altgrad.common.files import read_json
 from altgrad.config import Cell
 from altgrad.model import linear_layers
 from altgrad.model.layers import quantizer_of
@@ -27,10 +26,7 @@ SGD = {"base": "sgd", "lr": 0.5, "momentum": 0.0, "decay": 0.0, "plain_decay": 0
 def trainer_of(cell: Cell, tokens: Path, scratch: Path) -> Trainer:
     """Return what trains a cell, in float32 and without dropout."""
     scratch.mkdir(parents=True, exist_ok=True)
-    size = read_json(tokens / "meta.json")["vocab_size"]
-    return make_trainer(
-        without_dropout(cell), size, tokens, scratch, torch.device("cpu"), "float32", compiled=False
-    )
+    return make_trainer(without_dropout(cell), tokens, scratch, torch.device("cpu"), "float32", compiled=False)
 
 
 def oracle(trainer: Trainer, step: int) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -14,7 +14,7 @@ from altgrad.config import Cell, UserError
 from altgrad.diagnostics.saved import SavedRun
 from altgrad.optim.checks import check_cells
 from altgrad.training import graphs, train_cell
-from altgrad.training.monitor import Monitor, Row
+from altgrad.training.monitor import Measurement, TensorMonitor
 from altgrad.training.switches import Switches
 from altgrad.training.trainer import Trainer
 from tests.training.conftest import VOCABULARY, make_cell, resumed, trained
@@ -106,10 +106,13 @@ WHEN = [{"overflow": 0.3}, {"spike": 1.5}, {"nonfinite": True}]
 def test_what_happens_changes_the_recipe_and_a_run_that_resumes_too(tokens, tmp_path, monkeypatch, when):
     """The fault is one of step 5, as a run in E4M3 sees it; what it is in does not matter."""
     why = next(iter(when))
-    observe, gradients, update = Monitor.observe, Trainer._gradients, Trainer.update
+    observe, gradients, update = TensorMonitor.observe, Trainer._gradients, Trainer.update
 
-    def overflowing(self: Monitor, step: int, *rest: Any) -> list[Row]:
-        return [*observe(self, step, *rest), Row(step, "head", "input", "overflow_frac", 0.31 if step == 5 else 0.29)]
+    def overflowing(self: TensorMonitor, step: int, *rest: Any) -> list[Measurement]:
+        return [
+            *observe(self, step, *rest),
+            Measurement(step, "head", "input", "overflow_frac", 0.31 if step == 5 else 0.29),
+        ]
 
     def failing(self: Trainer, step: int) -> tuple[float, torch.Tensor, float]:
         loss, norm, known = gradients(self, step)
@@ -121,7 +124,7 @@ def test_what_happens_changes_the_recipe_and_a_run_that_resumes_too(tokens, tmp_
         update(self, step)
 
     if why == "overflow":
-        monkeypatch.setattr(Monitor, "observe", overflowing)
+        monkeypatch.setattr(TensorMonitor, "observe", overflowing)
     elif why == "nonfinite":
         monkeypatch.setattr(Trainer, "_gradients", failing)
     else:

@@ -19,7 +19,7 @@ from altgrad.formats import get_format
 from altgrad.model.from_cell import build_model
 from altgrad.optim.checks import check_cells
 from altgrad.training import train_cell
-from altgrad.training.probes import float_copy
+from altgrad.training.records import float_copy
 from tests.training.conftest import VOCABULARY, diagnosed, make_cell, resumed, trained
 
 RECIPES = {"tensorwise": "E5M2", "rowwise": "E4M3", "rowwise_with_gw_hp": "E4M3"}  # and the gradients' format

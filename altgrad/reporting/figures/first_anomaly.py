@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 
 from altgrad.common.console import called
 from altgrad.metrics import METRICS
-from altgrad.metrics.bands import Bands, from_binades, loss_bands, tensor_bands
-from altgrad.metrics.first_anomaly import LOSS_THRESHOLD, threshold_of
+from altgrad.metrics.first_anomaly import LOSS_THRESHOLD, Bands, from_binades, loss_bands, tensor_bands, threshold_of
 from altgrad.reporting.anomalies import Case, case, sentences, tensor
 from altgrad.reporting.figures.style import drawing, panels, save
 from altgrad.reporting.load import load_study

@@ -17,8 +17,7 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
-from altgrad.metrics.bands import Peers, Trace
-from altgrad.metrics.first_anomaly import first_anomaly
+from altgrad.metrics.first_anomaly import Peers, Trace, first_anomaly
 from tests.diagnostics.injected.faults import HEALTHY, KINDS, OF_UPDATES
 from tests.diagnostics.injected.runs import EVERY, Run
 
