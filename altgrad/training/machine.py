@@ -21,7 +21,7 @@ from altgrad.config.schema import Train
 from altgrad.model import linear_layers
 from altgrad.model.hardware import SWITCH, multiplies_bf16
 from altgrad.model.layers import quantizer_of
-from altgrad.numerics.cpu import kernels
+from altgrad.numerics import loops
 from altgrad.optim import ArmOptimizer
 from altgrad.optim.coded import POWER, SCALE
 from altgrad.optim.sharded import local
@@ -71,7 +71,7 @@ def should_compile(train: Train, device: torch.device) -> tuple[bool, str | None
 def missing_tool() -> str | None:
     """Return what compiling for the CPU lacks on this machine, if anything."""
     try:
-        kernels.compiler()
+        loops.compiler()
     except OSError:
         return "C++ compiler (g++ or clang++)"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
@@ -97,7 +97,7 @@ def use_compile_cache(folder: Path) -> None:
     Assigned, not defaulted: importing torch already fills the variable with a place of its own.
     """
     capability = torch.backends.cpu.get_cpu_capability()
-    digest = hashlib.sha256(kernels.processor().encode()).hexdigest()[:8]
+    digest = hashlib.sha256(loops.processor().encode()).hexdigest()[:8]
     place = folder / f"{capability}-{digest}"
     if os.environ.get("TORCHINDUCTOR_CACHE_DIR") != str(place):  # once in a process
         remove_damaged(place)
@@ -161,7 +161,7 @@ def machine_class(device: torch.device) -> str:
     """
     if device.type == "cuda":
         return f"{device_name(device)}, torch {torch.__version__}"
-    digest = hashlib.sha256(kernels.processor().encode()).hexdigest()[:8]
+    digest = hashlib.sha256(loops.processor().encode()).hexdigest()[:8]
     products = "bfloat16" if multiplies_bf16() else "float32"
     return f"{processor_name()} {digest}, {products} products, torch {torch.__version__}"
 

@@ -29,8 +29,7 @@ from altgrad.model import QuantizedLinear, linear_layers, matrix_of
 from altgrad.model.gpt import Block
 from altgrad.model.layers import quantizer_of
 from altgrad.model.quantized.quantizer import Quantizer
-from altgrad.numerics.block_statistics import block_statistics
-from altgrad.numerics.sums import excess_kurtosis, magnitudes, rounding_sums
+from altgrad.numerics.sums import block_statistics, excess_kurtosis, magnitudes, rounding_sums
 from altgrad.optim.sharded import whole
 
 SEQUENCES = 4  # the first of a batch: each has an entropy per head and position, and the mean is over all

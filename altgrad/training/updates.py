@@ -23,8 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from altgrad.model import linear_layers
-from altgrad.numerics.sums import magnitudes
-from altgrad.numerics.update_sums import LOWEST_BINADE, UpdateSums, update_sums
+from altgrad.numerics.sums import LOWEST_BINADE, UpdateSums, magnitudes, update_sums
 from altgrad.optim import ArmOptimizer, WeightGrid
 from altgrad.optim.sharded import whole
 from altgrad.training.monitor import Row
