@@ -9,14 +9,14 @@ from altgrad.common.fingerprint import project_root
 
 def main() -> None:
     """Build the loops of all packages where training looks for them, those first that a step takes first."""
-    from altgrad.numerics.cpu import kernels, sums
+    from altgrad.numerics import loops, sums
     from altgrad.optim import update_cpu
     from altgrad.training import machine
 
     machine.use_compile_cache(machine.compile_cache(project_root()))
-    kernels.available()
-    kernels.load(update_cpu.SOURCE, definitions=update_cpu.DEFINITIONS)
-    kernels.load(sums.SOURCE, definitions=sums.DEFINITIONS)
+    loops.available()
+    loops.load(update_cpu.SOURCE, definitions=update_cpu.DEFINITIONS)
+    loops.load(sums.SOURCE, definitions=sums.DEFINITIONS)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from altgrad.numerics.cpu import kernels
+from altgrad.numerics import loops
 
 PROJECT = Path(__file__).parents[1]
 SOURCES = ("altgrad", "stages", "tests", "pyproject.toml", "README.md", "LICENSE")
@@ -34,7 +34,7 @@ import altgrad
 import torch
 from altgrad.model import Recipe, quantize_model
 from altgrad.numerics import quantize, quantize_operand
-from altgrad.numerics.cpu import kernels
+from altgrad.numerics import loops
 from altgrad.optim import Arm, build_optimizer, update_cpu
 
 assert Path(altgrad.__file__).is_relative_to(sys.prefix), altgrad.__file__
@@ -42,8 +42,8 @@ assert Path(altgrad.__file__).is_relative_to(sys.prefix), altgrad.__file__
 x = torch.tensor([0.1, 1.03, -7.7, 40.0])
 assert quantize(x, "E3M4").tolist() == [0.09375, 1.0, -7.75, 31.0]
 if LOOPS:
-    assert kernels.available()
-    assert kernels.load(update_cpu.SOURCE, definitions=update_cpu.DEFINITIONS) is None
+    assert loops.available()
+    assert loops.load(update_cpu.SOURCE, definitions=update_cpu.DEFINITIONS) is None
 
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 8))
@@ -130,5 +130,5 @@ def test_the_commands_are_installed_with_the_wheel(environment: Path, tmp_path: 
 @pytest.mark.slow
 def test_the_wheel_rounds_and_trains_with_its_own_loops(environment: Path, tmp_path: Path) -> None:
     """Where there is no compiler for the loops, with tensor operations."""
-    python, loops = environment / "bin" / "python", f"LOOPS = {kernels.available()}\n"
-    assert run(python, "-c", loops + PROGRAM, cwd=tmp_path, TORCHINDUCTOR_CACHE_DIR=str(tmp_path)) == "done\n"
+    python, there = environment / "bin" / "python", f"LOOPS = {loops.available()}\n"
+    assert run(python, "-c", there + PROGRAM, cwd=tmp_path, TORCHINDUCTOR_CACHE_DIR=str(tmp_path)) == "done\n"

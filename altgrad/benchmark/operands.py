@@ -17,11 +17,11 @@ from torch import Tensor
 
 from altgrad.benchmark.timing import in_turn, ratio, seconds
 from altgrad.numerics import format_constants, quantize_operands, scale_rule
-from altgrad.numerics.cpu.operators import quantize_groups_by_loops
-from altgrad.numerics.gpu.launch import takes_kernels
+from altgrad.numerics.compile_utils import compile_apart
+from altgrad.numerics.gpu_launch import takes_kernels
 from altgrad.numerics.ms_eden import random_signs, rotated_ms_eden
 from altgrad.numerics.operand_definition import PACKED, block_code, quantize_by_tensors
-from altgrad.numerics.tracing import compile_apart
+from altgrad.numerics.operators import quantize_by_operator
 
 CALLS = 10
 COPY = "copy"
@@ -44,13 +44,13 @@ def by_kernels(
     """Do what `quantize_by_tensors` does, by the GPU's kernels."""
     if not takes_kernels(x, dtype, block):
         raise RuntimeError("needs a GPU and Triton")
-    return quantize_groups_by_loops(x, constants, known, block, dim, rule, dtype, stream, first, False)
+    return quantize_by_operator(x, constants, known, block, dim, rule, dtype, stream, first)
 
 
 def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
     """Return a copy, torch's casts, and ours with each kind of scale; compiled but for the copy, kernels and MS-EDEN.
 
-    Ours is what training makes of a tensor, by kernels or by tensor operations (`gpu.launch`), and the other way.
+    Ours is what training makes of a tensor, by kernels or by tensor operations (`gpu_launch`), and the other way.
     """
 
     def cast(x: Tensor) -> Tensor:
@@ -121,7 +121,12 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
             stochastic=True,
         ),
         ours(
-            "E2M1", "E2M1, NVFP4, to codes of 4 bits", "E4M3", granularity="block", block=16, dtype=PACKED,
+            "E2M1",
+            "E2M1, NVFP4, to codes of 4 bits",
+            "E4M3",
+            granularity="block",
+            block=16,
+            dtype=PACKED,
         ),
         Contestant("E2M1, MS-EDEN", lambda x: rotated_ms_eden(x, None, *eden), dtype.itemsize),
     ]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from altgrad.common.files import read_json
-from altgrad.numerics.check.records import write_record
+from altgrad.common.provenance import write_record
 
 BASELINE = "bf16"  # the contestant that all others are timed beside
 MACHINE = ("device", "on_gpu", "threads", "processor", "vector_instructions")  # what tells a machine

@@ -20,12 +20,12 @@ from altgrad.benchmark import checks, compiled, needs, operands, optimizers, run
 from altgrad.benchmark.record import BASELINE, Record
 from altgrad.benchmark.sizes import MINIATURE, ON_CPU, ON_GPU
 from altgrad.benchmark.timing import in_turn
+from altgrad.common.provenance import environment
 from altgrad.common.threads import usable_cores
 from altgrad.config import load_params
 from altgrad.config.models import Model
 from altgrad.model import GPTConfig
 from altgrad.model.hardware import select_device
-from altgrad.numerics.check.records import environment
 from altgrad.training import machine
 
 LIMIT_S, CPU_LIMIT_S = 115.0, 600.0  # of one item on a GPU and elsewhere; what takes longer is given up, and said

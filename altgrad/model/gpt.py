@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from altgrad.model.layers import linear_layers
-from altgrad.numerics.tracing import materialized
+from altgrad.numerics.compile_utils import materialized
 
 INITIAL_STD = 0.02
 SHORT_CONTEXT = 128  # tokens

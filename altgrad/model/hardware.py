@@ -18,7 +18,7 @@ from functools import cache
 import torch
 
 from altgrad.common.errors import UserError
-from altgrad.numerics.tracing import constant_in_graphs
+from altgrad.numerics.compile_utils import constant_in_graphs
 
 SWITCH = "ALTGRAD_CPU_BF16"
 CHOICES = {"auto": None, "": None, "on": True, "off": False}

@@ -1,18 +1,15 @@
-"""Rounding to small floating-point formats, their codes, and scaling: pure functions of tensors.
+"""Rounding to small floating-point formats, codes, and scaling: pure functions of tensors.
 
-What a format is stands in `altgrad.formats`.
+`altgrad.formats` says what a format is.
 """
 
 from altgrad.formats import Format, get_format
-from altgrad.numerics.codes import decode, encode, neighbours, rung, ulp
-from altgrad.numerics.constants import format_constants
-from altgrad.numerics.coordinate import at_coordinate, coordinate
-from altgrad.numerics.hadamard import rotate_rows
-from altgrad.numerics.operand import decode_operand, encode_operand, quantize_operand, quantize_operands
+from altgrad.numerics.codes import at_coordinate, coordinate, decode, encode, neighbours, rung, ulp
+from altgrad.numerics.constants import format_constants, refined_constants, refined_format
+from altgrad.numerics.operand import decode_operand, encode_operand, quantize_operand, quantize_operands, rotate_rows
 from altgrad.numerics.operand_definition import operand_scale
+from altgrad.numerics.philox import permutation, uniform
 from altgrad.numerics.quantization import quantize
-from altgrad.numerics.random import permutation, uniform
-from altgrad.numerics.refinement import refined_constants, refined_format
 from altgrad.numerics.rounding import (
     OVERFLOW_POLICIES,
     ROUNDING_MODES,

@@ -1,11 +1,12 @@
-"""Codes, rungs and spacing: a quantization grid, seen from its integers.
+"""Codes of values, and their places on a format's grid: as integers (rungs) and as real numbers (coordinates).
 
-The magnitude codes of a format are in the order of their values, so a value's place on the quantization grid is
-read off its bits: for a normal value the top bits of its float64 pattern, moved by the difference of
-the two biases, and for a subnormal one its multiple of the smallest spacing.
+The magnitude codes of a format are in the order of their values, so the place of a value can be read off its bits. For
+a normal value it is the top bits of its float64 pattern, moved by the difference of the biases; for a subnormal value
+it is its multiple of the smallest spacing.
 
-All functions here take values off the quantization grid too and round them first (nearest-even, saturating), as a
-hardware cast would.
+`encode`, `decode`, `rung`, `ulp` and `neighbours` take any format. `encode` and `rung` first round values off the grid
+(nearest-even, saturating), as a hardware cast does. `coordinate` and `at_coordinate` serve compiled graphs: they take
+`format_constants` and do not round.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import torch
 from torch import Tensor
 
 from altgrad.formats import Format, get_format
-from altgrad.numerics.chunked import map_elements
+from altgrad.numerics.constants import FLOAT32_MANTISSA, MAX, SPACING, ULPS
+from altgrad.numerics.eager import map_elements
 from altgrad.numerics.quantization import quantize, require_holds
-from altgrad.numerics.rounding import binade, power_of_two
+from altgrad.numerics.rounding import binade, grid_spacing, power_of_two
 
 
 def encode(x: Tensor, fmt: str | Format) -> Tensor:
-    """Return the code of each value, rounding to the quantization grid first.
+    """Return the code of each value, after rounding it to the grid.
 
     Infinities take the format's infinity code where it has one and saturate otherwise.
 
@@ -85,11 +87,10 @@ def decode(codes: Tensor, fmt: str | Format, dtype: torch.dtype = torch.float32)
 
 
 def rung(x: Tensor, fmt: str | Format) -> Tensor:
-    """Return each value's place on the quantization grid, counted from zero.
+    """Return each value's rung: its place among the representable values, counted from zero.
 
-    Zero is rung 0 and each next representable value up is one more, so ``rung(b) - rung(a)`` is the
-    number of representable values crossed on the way from a to b. (In an unsigned format, which has
-    no zero, the smallest value is rung 0.)
+    ``rung(b) - rung(a)`` is the number of representable values crossed on the way from a to b. In an unsigned format
+    without zero the smallest value is rung 0.
 
     Args:
         x: a float tensor whose dtype can hold the format, any shape.
@@ -99,7 +100,7 @@ def rung(x: Tensor, fmt: str | Format) -> Tensor:
         int32, the shape of ``x``.
 
     Raises:
-        ValueError: NaN, which has no place on the quantization grid.
+        ValueError: NaN, which has no place on the grid.
     """
     fmt = get_format(fmt)
     require_holds("x", x.dtype, fmt)
@@ -140,8 +141,8 @@ def ulp(x: Tensor, fmt: str | Format) -> Tensor:
 def neighbours(x: Tensor, fmt: str | Format) -> tuple[Tensor, Tensor]:
     """Return the nearest representable values strictly below and strictly above each value.
 
-    ``x`` is not rounded first, so off the quantization grid these are the two values it lies between. Where there
-    is none, below the lowest or above the highest value, the neighbour is infinite.
+    ``x`` is not rounded first, so off the grid these are the two values it lies between. Below the lowest and above the
+    highest value the neighbour is infinite.
 
     Args:
         x: a float tensor whose dtype can hold the format, any shape, no NaN.
@@ -171,7 +172,7 @@ def neighbours(x: Tensor, fmt: str | Format) -> tuple[Tensor, Tensor]:
 
 
 def _magnitude_code(on_grid: Tensor, fmt: Format) -> Tensor:
-    """Code of |x| for float64 values on the quantization grid: int64."""
+    """Return the code of |x| for float64 values on the grid: int64."""
     magnitude = on_grid.abs()
     rebias = (1023 - fmt.bias) << fmt.mantissa_bits
     normal = (magnitude.view(torch.int64) >> (52 - fmt.mantissa_bits)) - rebias
@@ -179,3 +180,47 @@ def _magnitude_code(on_grid: Tensor, fmt: Format) -> Tensor:
         return normal
     subnormal = (magnitude * 2.0 ** (fmt.mantissa_bits - fmt.emin)).long()
     return torch.where(magnitude < 2.0**fmt.emin, subnormal, normal)
+
+
+# --- coordinates: the grid as a line ---------------------------------------------------------------------------------
+
+
+def coordinate(x: Tensor, constants: Tensor) -> Tensor:
+    """Return the signed place of each value on the grid: the real-valued extension of `rung`.
+
+    A representable value has its rung for a coordinate. Between two of them it grows linearly, ``du/dw`` being one over
+    the spacing, and beyond the largest value it goes on with the spacing there.
+
+    Args:
+        x: float32, any shape.
+        constants: the format, from `format_constants`.
+
+    Returns:
+        float32, the shape of ``x``: exact for representable values.
+    """
+    magnitude = x.abs()
+    spacing = grid_spacing(torch.minimum(magnitude, constants[MAX]), constants)
+    binades = (_exponent(spacing) - _exponent(constants[SPACING])).float()
+    return torch.copysign(binades * _per_binade(constants) + magnitude / spacing, x)
+
+
+def at_coordinate(u: Tensor, constants: Tensor) -> Tensor:
+    """Return the value whose `coordinate` is ``u``: float32 in and out."""
+    magnitude = u.abs()
+    per_binade = _per_binade(constants)
+    lowest = _exponent(constants[SPACING])
+    highest = _exponent(grid_spacing(constants[MAX], constants))
+    exponent = torch.minimum(((magnitude / per_binade).floor() - 1).clamp(0, 255).int() + lowest, highest)
+    binades = (exponent - lowest).float()
+    spacing = (exponent << FLOAT32_MANTISSA).view(torch.float32)
+    return torch.copysign((magnitude - binades * per_binade) * spacing, u)
+
+
+def _per_binade(constants: Tensor) -> Tensor:
+    """2^M, the representable values per binade."""
+    return 2.0**FLOAT32_MANTISSA / constants[ULPS]
+
+
+def _exponent(power_of_two: Tensor) -> Tensor:
+    """The biased exponent of a positive normal float32."""
+    return power_of_two.view(torch.int32) >> FLOAT32_MANTISSA

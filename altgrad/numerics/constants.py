@@ -1,8 +1,7 @@
 """A format as one small tensor, which is how it enters a compiled graph.
 
-Python numbers are baked into what `torch.compile` generates, so a kernel that took a format's
-numbers that way would be compiled anew for each format. Packed into a tensor they are data, and one
-compiled graph serves every format.
+`torch.compile` bakes Python numbers into the code that it generates, so numbers of a format would cost one compilation
+per format. In a tensor they are data, and one compiled graph serves every format.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ from torch import Tensor
 
 from altgrad.formats import SCALE_FORMATS, Format, get_format
 from altgrad.formats.format import FLOAT32_MANTISSA
-from altgrad.numerics.tracing import constant_in_graphs
+from altgrad.numerics.compile_utils import constant_in_graphs
 
 # Places in the packed tensor.
 MAX, ULPS, SPACING, ANCHOR, ROOT, ZERO, TARGET = range(7)
 SIZE = 7
 
-NAN_CODE = 0x80  # of 8-bit codes in products: that of -0, which no product needs
-LEARNS = ("nothing", "each", "first")  # what a history keeps of its tensor's amax
-SCALE_RULES = ("float32", "floor", "ceil", "rceil", "even")  # no rounding to a power of two, and the ways to do it
+NAN_CODE = 0x80  # 8-bit code of NaN in products: that of -0, which no product needs
+LEARNS = ("nothing", "each", "first")  # which amax of its tensor a history takes up
+SCALE_RULES = ("float32", "floor", "ceil", "rceil", "even")  # no rounding to a power of two, and four ways to do it
 FLOAT32_RULE = SCALE_RULES.index("float32")
-# In place of a rule, for scales of blocks under one of the tensor: see `two_level`.
+# Rules of block scales under a scale of the whole tensor: see `two_level`.
 TWO_LEVEL, FOUR_OVER_SIX = len(SCALE_RULES), len(SCALE_RULES) + 1
 HADAMARD_SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)  # Transformer Engine's and torchao's
 
@@ -41,18 +40,17 @@ def format_constants(
 
     Args:
         fmt: a format or its name.
-        device: where the tensor is to live.
-        scale_format: of the scales that the format goes with. Those of blocks may be in a format that has constants
-            too (see `two_level`), which are put behind.
+        device: device of the result.
+        scale_format: the format of the scales. If it is neither float32 nor E8M0 (see `two_level`), its constants
+            follow those of ``fmt``.
 
     Returns:
-        float32, shape (7,), or (14,) with a scale's: the largest value; how many float32 ulps a spacing of the
-        format is in the normal range, 2^(23 - M); the smallest spacing; the anchor in spacings, and in squared roots
-        of the spacing (see `rounding`); the zero that is added at the end, -0 if the format keeps -0
-        and +0 if not; the scaling target.
+        float32, shape (7,), or (14,) with a scale format: the largest value; float32 ulps per spacing in the normal
+        range, 2^(23 - M); the smallest spacing; the anchor in spacings, and in squared roots of the spacing (see
+        `rounding`); the zero that is added at the end, -0 if the format keeps -0, else +0; the scaling target.
 
     Raises:
-        ValueError: a format is unsigned or too wide for the kernel.
+        ValueError: a format is unsigned or too wide for float32 arithmetic.
     """
     packed = packed_constants(get_format(fmt))
     if scale_format not in SCALE_FORMATS:
@@ -61,7 +59,7 @@ def format_constants(
 
 
 def scale_constants(constants: Tensor) -> Tensor:
-    """Return those of the scale's format, float32 (7,), from `format_constants` that has them; else ``ValueError``."""
+    """Return the constants of the scale's format, float32 (7,); ``ValueError`` if `format_constants` had none."""
     if constants.numel() != 2 * SIZE:
         raise ValueError("constants: expected those of the scale's format too, from format_constants(scale_format=...)")
     return constants[SIZE:]
@@ -83,10 +81,48 @@ def _packed(fmt: Format) -> tuple[float, ...]:
     packed[SPACING] = 2.0 ** (fmt.emin - fmt.mantissa_bits)
     packed[ANCHOR] = _EVEN_ANCHOR
     if fmt.mantissa_bits == 0:
-        # Codes are exponent fields, e + bias: above an even one ties go down, so the anchor is odd, which
-        # is for odd e if the bias is odd. One spacing more for a shortfall, or one more and it taken off.
+        # Codes are exponent fields, e + bias: above an even one ties go down, so the anchor is odd there, which is
+        # where e is odd if the bias is. One spacing more for a shortfall, or one more and the shortfall taken off.
         packed[ROOT] = -_PER_SHORTFALL if fmt.bias % 2 == 1 else _PER_SHORTFALL
         packed[ANCHOR] += (fmt.bias % 2 == 0) - packed[ROOT]
     packed[ZERO] = -0.0 if fmt.has_negative_zero else 0.0
     packed[TARGET] = fmt.scale_target
     return tuple(packed)
+
+
+# --- a finer grid: the same range and scales, and a spacing that is a fraction of the format's -----------------------
+
+
+@cache
+def refined_format(fmt: Format, refinement: int) -> Format:
+    """Return a format whose codes hold every value of the refined grid; ``fmt`` itself if ``refinement`` is 1.
+
+    The refined grid has ``refinement - 1`` evenly spaced values between any two neighbours of ``fmt``. The returned
+    format has log2(refinement) more mantissa bits and no special codes; it also has values above ``fmt.max``.
+
+    Raises:
+        ValueError: ``refinement`` is no power of two, or the result takes more than 16 bits.
+    """
+    if refinement == 1:
+        return fmt
+    if refinement < 1 or refinement & (refinement - 1):
+        raise ValueError(f"refinement: expected a power of two, got {refinement}")
+    bits = refinement.bit_length() - 1
+    return Format(f"{fmt.name} refined {refinement} times", fmt.exponent_bits, fmt.mantissa_bits + bits, fmt.bias)
+
+
+def refined_constants(
+    fmt: Format, refinement: int, device: torch.device | str | None = None, *, scale_format: str = "float32"
+) -> Tensor:
+    """Return `format_constants` of the refined grid: range and scaling target of ``fmt``, a finer spacing.
+
+    Raises:
+        ValueError: as `refined_format` and `format_constants`.
+    """
+    coarse = format_constants(fmt, device, scale_format=scale_format)
+    if refinement == 1:
+        return coarse
+    constants = format_constants(refined_format(fmt, refinement), device, scale_format=scale_format)
+    for place in (MAX, TARGET):
+        constants[place] = coarse[place]
+    return constants

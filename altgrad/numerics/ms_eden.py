@@ -1,7 +1,7 @@
-"""MS-EDEN, the rounding of Quartet II (2026, arXiv:2601.22813): what is random is in the scales, not in the elements.
+"""MS-EDEN, the rounding of Quartet II (2026, arXiv:2601.22813): scales are rounded stochastically, elements to nearest.
 
-A tensor x, each 128 of whose neighbours along a product's sum are rotated by random signs (`hadamard`), is rounded to
-nearest in two-level blocks whose largest magnitude may saturate:
+Each 128 neighbours of a tensor x along a product's sum are rotated by random signs (`rotate_rows`). The result is
+rounded to nearest in two-level blocks whose largest magnitude may saturate:
 
     s   = v m / a                     in float32, v = 6 / (17/16 0.93) and m = 255.99 in NVFP4
     d_b = round(a_b s / v)            in the scales' format, to nearest
@@ -10,18 +10,18 @@ nearest in two-level blocks whose largest magnitude may saturate:
     d_b' = round(c d_b)               in the scales' format, stochastically
 
 A product takes q d_b' and is divided by s. The factor c lengthens q so that its projection on z is z (EDEN, Vargaftik
-et al. 2022, arXiv:2108.08842); what is left of the error is orthogonal to z, and so zero on average over rotations that
-point anywhere, which signs and Hadamard matrix come close to. m leaves room for c. Elements rounded to nearest err less
-than by chance.
+et al. 2022, arXiv:2108.08842). The rest of the error is orthogonal to z, so it is zero on average over rotations in all
+directions, which random signs and the Hadamard matrix approximate. m leaves room for c. Elements rounded to nearest
+have smaller errors than stochastically rounded ones.
 
 Measured on normal numbers, 2,000 draws: in E2M1 the mean square error is 0.0098 of the square, 0.52 of that of
-stochastic rounding, and no bias is seen; in E3M0 and E2M3 it is 0.50 and 0.94, and the bias's square 0.03 % and 0.01 %
-of it. (Stochastic rounding in two-level scales is biased too where d_b is rounded down and the largest saturates: its
-bias's square is 0.06 % of its error in E2M1 and 1 % in E2M3.)
+stochastic rounding, and no bias is seen. In E3M0 and E2M3 it is 0.50 and 0.94 of that, with squared biases of 0.03 %
+and 0.01 % of the error. (Stochastic rounding in two-level scales is biased too where d_b is rounded down and the
+largest element saturates: its squared bias is 0.06 % of its error in E2M1 and 1 % in E2M3.)
 
-The authors' kernels differ where a scale would be zero: there it is 1, here the smallest, as in `two_level`. Sums are
-of float32 in one order, as trees, and quotients are taken in float64. On a CPU loops do it
-(`cpu/ms_eden.h`), on a GPU a kernel (`gpu/kernels.py`).
+The authors' kernels set a scale that would be zero to 1; here it is the smallest one, as in `two_level`. Sums are of
+float32 in one order, as trees, and quotients are taken in float64. A CPU has loops for it (`cpu/ms_eden.h`), a GPU a
+kernel (`gpu_kernels.py`).
 """
 
 from __future__ import annotations
@@ -29,52 +29,59 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from altgrad.numerics import gpu_launch as launch
+from altgrad.numerics.compile_utils import materialized
 from altgrad.numerics.constants import TARGET, scale_constants
-from altgrad.numerics.cpu.operators import has_loops
-from altgrad.numerics.gpu import launch
-from altgrad.numerics.hadamard import rotate_rows
+from altgrad.numerics.operand import rotate_rows
 from altgrad.numerics.operand_definition import filled_up
-from altgrad.numerics.random import uniform, words
+from altgrad.numerics.operators import has_loops
+from altgrad.numerics.philox import uniform, words
 from altgrad.numerics.rounding import round_to_grid, round_to_grid_stochastic
 from altgrad.numerics.scaling import amax, broadcast_scale
-from altgrad.numerics.tracing import materialized
 from altgrad.numerics.two_level import block_scales, element_scale, power_below, sums_of_blocks, tensor_scale
 
 SIZE = 128  # elements that are rotated, and lengthened, together
-CLIP = 17 / 16 * 0.93  # elements' largest value over what the largest magnitude is brought to
+CLIP = 17 / 16 * 0.93  # the format's largest value over the target of the largest magnitude
 ROOM = 255.99 / 256
-_PLACES = 1 << 31  # of a stream for each tensor's scales; signs come behind all of these
+_PLACES = 1 << 31  # of a stream for each tensor's scales; the signs come after all of these
 
 
 def random_signs(stream: Tensor, product: int) -> Tensor:
     """Return the signs, float32 (128,), of the ``product``-th rotation of a stream, 0 or 1."""
     first = 2 * 2 * _PLACES + product * SIZE
-    if has_loops(stream):  # in a graph as one operator, where Philox is some hundred
+    if has_loops(stream):  # one operator in a graph, where Philox is a hundred
         signs: Tensor = torch.ops.altgrad.random_signs(stream, first, SIZE)
         return signs
     return (1 - 2 * (words(SIZE, stream, first) & 1)).float()
 
 
 def ms_eden_pair(
-    a: Tensor, b: Tensor, constants: Tensor, stream: Tensor, product: int, *, block: int = 16, dtype: torch.dtype,
+    a: Tensor,
+    b: Tensor,
+    constants: Tensor,
+    stream: Tensor,
+    product: int,
+    *,
+    block: int = 16,
+    dtype: torch.dtype,
     over: Tensor | None = None,
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Return the operands of ``a.T @ b``, values and scale each: the product of the values over both scales is it.
+    """Return the operands of ``a.T @ b``, values and scale of each.
 
-    Where ``over`` is given, b is that over it.
+    The product of both values, divided by both scales, is ``a.T @ b`` on average.
 
     Args:
         a: (n, m), float32 or bfloat16.
-        b: (n, k).
-        constants: of the elements and of their blocks' scales, from `format_constants`.
-        stream: of random numbers, int64 (3,), as `random.uniform` takes it.
-        product: 0 or 1, which of the stream's rotations it is.
-        block: elements per scale, which divide 128.
-        dtype: of the values, which holds every product of a value and a scale.
-        over: float32, which the scale of b is in quantized products.
+        b: (n, k), float32 or bfloat16.
+        constants: of the elements and of the block scales, from `format_constants`.
+        stream: random numbers, int64 (3,), as `philox.uniform` takes them.
+        product: 0 or 1: which of the stream's rotations to use.
+        block: elements per scale, a divisor of 128.
+        dtype: dtype of the values, which must hold every product of a value and a scale.
+        over: None, or float32 that b is divided by first: the scale of b if b is already quantized.
 
     Returns:
-        For each, values with as many rows as fill the last 128, and a 0-d float32 scale.
+        For each, values with the rows that fill the last 128, and a 0-d float32 scale.
     """
     signs = random_signs(stream, product)
     found = []
@@ -89,7 +96,7 @@ def rotated_ms_eden(
     x: Tensor, over: Tensor | None, signs: Tensor, constants: Tensor, stream: Tensor, first: int, block: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return `ms_eden` of ``x``, over ``over``, rotated."""
+    """Return `ms_eden` of ``x``, divided by ``over`` if given and rotated by ``signs``."""
     if not launch.takes_kernels(x, dtype, block) or (over is not None and over.ndim > 0):
         x = x if over is None else x.float() / over
         return ms_eden(rotate_rows(x, signs), constants, stream, first, block, dtype)
@@ -102,14 +109,16 @@ def rotated_ms_eden(
 def _rotated_into(
     x: Tensor, over: Tensor, signs: Tensor, values: Tensor, constants: Tensor, stream: Tensor, first: int, block: int
 ) -> Tensor:
+    divisor = over if over.numel() > 0 else None
+
     def by_tensors() -> Tensor:
-        turned = rotate_rows(x.float() / over if over.numel() > 0 else x, signs)
+        turned = rotate_rows(x if divisor is None else x.float() / divisor, signs)
         found, scale = ms_eden_by_tensors(turned, constants, stream, first, block)
         values.copy_(found)
         return scale
 
     options = (values, constants, stream, first, block, CLIP, ROOM)
-    scale: Tensor = launch.by_kernels(x, lambda: launch.ms_eden_into(x, over, signs, *options), by_tensors)
+    scale: Tensor = launch.by_kernels(x, lambda: launch.ms_eden_into(x, divisor, signs, *options), by_tensors)
     return scale
 
 
@@ -119,9 +128,10 @@ torch.library.impl("altgrad::rotated_ms_eden_into", "CUDA")(_rotated_into)
 def ms_eden(
     x: Tensor, constants: Tensor, stream: Tensor, first: int, block: int = 16, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """Return ``q d_b'``, of ``dtype``, and s of rotated ``x`` (n, k), whose blocks lie along its rows; 128 divides n.
+    """Return ``q d_b'`` in ``dtype``, and s, of a rotated ``x`` (n, k) with n a multiple of 128.
 
-    ``first`` is the place in ``stream`` of the first block's random number; blocks are in the order of `amax`.
+    Blocks lie along columns. ``first``: place in ``stream`` of the first block's random number; blocks are in the order
+    of `amax`.
     """
     if not has_loops(x) or x.dtype not in (torch.float32, torch.bfloat16):
         values, scale = ms_eden_by_tensors(x, constants, stream, first, block)
@@ -133,7 +143,7 @@ def ms_eden(
 def ms_eden_by_tensors(
     x: Tensor, constants: Tensor, stream: Tensor, first: int, block: int = 16
 ) -> tuple[Tensor, Tensor]:
-    """Do what `ms_eden` does, in float32: the definition."""
+    """Define `ms_eden`, in float32."""
     own = scale_constants(constants)
     target = constants[TARGET].double() / CLIP
     largest = amax(x, granularity="block", block=block, dim=0)

@@ -1,29 +1,26 @@
-"""An operand of a quantized matrix product: a tensor on its quantization grid, with the scales that brought it there.
+"""Operands of quantized matrix products: tensors rounded to a format under scales.
 
-`quantize_operands` is what a training step does with every weight, input and gradient. It is defined in tensor
-operations. On a GPU kernels (`gpu.kernels`) do the same in one pass or two, but for what the compiler fuses as well
-with its surroundings (`gpu.launch`). On a CPU there are loops in C++ (`cpu.kernels`): amax, scale and rounding take
-0.06 ns per element together, where what `torch.compile` makes of the tensor operations takes 0.3 for the rounding
-alone. They can overwrite their tensors, which spares a second buffer, which would not be in the cache: in a step of
-`nano`, the head's gradient takes 0.6 ms instead of 4.6. They take several tensors at once, since a call costs as much
-as 50 thousand elements, and move their amax histories along, which would otherwise be small kernels by the dozen.
+`quantize_operands` is what a training step does with every weight, input and gradient. `operand_definition` defines it
+in tensor operations. A GPU has Triton kernels that do the same in one pass or two (`gpu_launch`). A CPU has C++ loops:
+amax, scale and rounding together take 0.06 ns per element, where compiled tensor operations take 0.3 ns for rounding
+alone. Loops can overwrite their tensors, so no second buffer drops out of the cache: in a step of `nano`, the head's
+gradient takes 0.6 ms instead of 4.6. They take several tensors per call, since a call costs as much as 50 thousand
+elements, and they update amax histories, which would otherwise be dozens of small kernels.
 
-`encode_operand` and `decode_operand` keep an operand between the forward and the backward pass in one byte
-per element: its rung and sign.
+`encode_operand` and `decode_operand` keep an operand between the forward and the backward pass in one byte per element.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from altgrad.numerics.constants import TWO_LEVEL
-from altgrad.numerics.cpu.operators import has_loops, needs_groups, quantize_by_loops, quantize_groups_by_loops
-from altgrad.numerics.gpu.launch import takes_kernels
-from altgrad.numerics.hadamard import rotate_rows, signs_on
+from altgrad.numerics.compile_utils import materialized, sent
+from altgrad.numerics.constants import HADAMARD_SIGNS, TWO_LEVEL
+from altgrad.numerics.gpu_launch import takes_kernels
 from altgrad.numerics.operand_definition import (
     ONE_SCALE,
     PACKED,
@@ -35,20 +32,21 @@ from altgrad.numerics.operand_definition import (
     has_scale,
     learn,
     quantize_by_tensors,
+    rotate_by_tensors,
 )
+from altgrad.numerics.operators import has_loops, quantize_by_operator, quantize_by_operators
 from altgrad.numerics.scaling import amax, amax_from_history, scale_rule, scaling_amax
-from altgrad.numerics.tracing import materialized
 
 
 class Quantized(NamedTuple):
-    """An operand of `quantize_operands`."""
+    """An operand: values and the scale that they are still multiplied with, None if there is none."""
 
     values: Tensor
     scale: Tensor | None
 
 
 class Packed(NamedTuple):
-    """A packed one, with the codes of its blocks' scales."""
+    """An operand in float4_e2m1fn_x2: packed codes, the scale of the tensor, and the codes of the block scales."""
 
     values: Tensor
     scale: Tensor
@@ -74,47 +72,47 @@ def quantize_operands(
     in_memory: bool = False,
     rotate: bool = False,
 ) -> list[Quantized]:
-    """Return for each tensor ``round(x * scale)``, unscaled, and the scale, for a product that sums over ``dim``.
+    """Return ``round(x * scale)``, unscaled, and the scale of each tensor, for a product that sums over ``dim``.
 
     No gradient flows; `quantize_operand` has one.
 
     Args:
-        xs: each (n, k), float tensors; float64 is rounded to float32 first.
-        constants: their formats, from `format_constants`; ``dtype`` must hold their values.
-        histories: float32 (length, ...) each, amax of earlier steps, the newest first and 0 for a step that has not
-            been: they set the tensors' one scale, or that of two levels which is above the blocks', or those of rows
-            in the shape that `amax` has, if not all 0. Empty: each tensor's own amax does, and so does one that is not
-            finite, which makes all that it scales NaN.
-        streams: of random numbers, int64 (3,) each, as `random.uniform` takes them: a value is rounded to one of its
-            two neighbours by chance, so that it is right on average. Empty: to nearest even.
+        xs: each (n, k), float tensors on one device; float64 is rounded to float32 first.
+        constants: the format of each, from `format_constants`; ``dtype`` must hold its values.
+        histories: amax of earlier steps for each tensor, float32 (length, ...), newest first and 0 for a step that has
+            not been. They set the one scale of the tensor, the tensor's scale of two levels, or the scales of rows
+            (entries shaped as `amax` returns them). A tensor's own amax sets the scale if its history is all 0 or not
+            given, and if the own amax is not finite, which makes all values NaN.
+        streams: random numbers for each tensor, int64 (3,), as `philox.uniform` takes them: values are rounded
+            stochastically, and right on average. Empty: to nearest even.
         method: ``max`` or ``most-recent``, as in `amax_from_history`.
-        learns: whether the histories, in place, take up the ``amax`` of their tensors: ``nothing``, that of ``each``
-            step, or the ``first`` and no other; never one that is Inf or NaN. Of tensors with one scale.
-        granularity: ``tensor``, ``row`` (a scale for each index outside the sum), ``block`` (one per ``block``
-            neighbours along the sum) or ``tile`` (one per ``block`` x ``block`` elements, the same for either ``dim``).
-            Scales of blocks and tiles are taken off again: exactly in ``E8M0``, and in a format whose products with the
-            values ``dtype`` holds, under one scale of the tensor (`two_level`); with one more rounding in ``float32``.
-            In a ``dtype`` of float8, which holds the products of no scale, those of one level stay on, and in
-            float4_e2m1fn_x2 those of two.
-        block: elements per block, or of a tile's side.
+        learns: which amax of the tensors the histories take up, in place: ``nothing``, that of ``each`` step, or only
+            the ``first``. An amax that is Inf or NaN is never taken up. For tensors with one scale.
+        granularity: ``tensor``, ``row`` (a scale per index outside the sum), ``block`` (one per ``block`` neighbours
+            along the sum) or ``tile`` (one per ``block`` x ``block`` elements, the same for either ``dim``).
+            Scales of blocks and tiles are divided off again: exactly if they are ``E8M0``, with one more rounding if
+            ``float32``. Under one scale of the tensor (`two_level`) the values keep their block scales, and ``dtype``
+            must hold the products. A ``dtype`` of float8 holds no such products: block scales of one level are returned
+            beside it; those of two levels go with float4_e2m1fn_x2.
+        block: elements per block, or per side of a tile.
         dim: 0 or 1.
-        scale_format: ``float32``, ``E8M0`` for powers of two, or for blocks the format whose constants are put behind
+        scale_format: ``float32``, ``E8M0`` for powers of two, or for blocks and tiles the format whose constants follow
             the tensor's own.
-        scale_rounding: of powers of two, as in `compute_scale`; ``4/6`` of two levels.
-        dtype: of the values; float8 of E4M3 and E5M2 too, which is stored by columns where a kernel writes it and
-            ``dim`` is 0; and float4_e2m1fn_x2 of E2M1 with two-level scales in E4M3, of blocks or tiles of 16.
-        overwrite: have the values where ``x`` was, if it is the only one and has their dtype; without loops of our
-            own, nothing changes.
-        first: place in its ``stream`` of a tensor's first element, for a part of one.
-        in_memory: they are inputs of a compiled graph, such as weights, which it need not store first.
-        rotate: they are rotated first, as by `rotate_rows`.
+        scale_rounding: to a power of two, as in `compute_scale`; ``4/6`` for two levels.
+        dtype: dtype of the values. float8 for E4M3 and E5M2; a kernel stores it by columns if ``dim`` is 0.
+            float4_e2m1fn_x2 for E2M1 with two-level scales in E4M3, blocks or tiles of 16.
+        overwrite: write the values over ``x`` if it is the only tensor and has their dtype; without loops or kernels,
+            nothing changes.
+        first: place in its ``stream`` of a tensor's first element, for a part of a tensor.
+        in_memory: the tensors are inputs of a compiled graph, such as weights, which it need not store first.
+        rotate: first rotate each tensor as `rotate_rows` does.
 
     Returns:
-        ``values`` (n, k), of rotated tensors with the rows that fill the last 16, and ``scale`` float32: 0-d, (n, 1) or
-        (1, k), None for blocks and tiles of one level, unless they stay on: then one each, as `amax` has them.
+        ``values`` (n, k), with the rows that fill the last 16 if rotated, and ``scale`` float32: 0-d, (n, 1) or
+        (1, k); for blocks and tiles of one level None, or in float8 one per block, shaped as `amax` returns them.
         In float4_e2m1fn_x2 it is a `Packed`: ``values`` are uint8 (n, k / 2) or (n / 2, k), two neighbours along the
-        sum in a byte, the first in its lower bits, filled up to whole blocks, and by columns in memory where ``dim`` is
-        0; ``blocks`` are E4M3 as uint8, one each.
+        sum per byte, the first in its lower bits, filled up to whole blocks, and by columns in memory if ``dim`` is 0;
+        ``blocks`` are E4M3 codes as uint8, one per block.
     """
     xs = list(map(_read_by_loops, xs))
     block = block_code(granularity, block)
@@ -123,36 +121,35 @@ def quantize_operands(
     if rotate and not by_kernels:
         xs, rotate, overwrite = list(map(rotate_rows, xs)), False, True
     codes = has_codes(block, dtype)
-    held = torch.bfloat16 if dtype.itemsize == 1 and not (by_kernels or codes) else dtype
-    groups = needs_groups(block, rule, len(streams) > 0)
-    of_rows = len(histories) > 0 and block == ROWS
-    by_loops = all(map(has_loops, xs)) and not (of_rows or codes)  # which no loop knows
-    found: list[tuple[Tensor, ...]] = []
-    if by_loops and not groups:
-        found.extend(quantize_by_loops(xs, constants, histories, method, learns, block, dim, rule, held, overwrite))
+    # Loops and tensor operations have bfloat16 cast to float8 at the end, unless block scales go with it.
+    made_in = torch.bfloat16 if dtype.itemsize == 1 and not (by_kernels or codes) else dtype
+    how: dict[str, Any] = {"block": block, "dim": dim, "rule": rule, "dtype": made_in, "first": first}
+    rows_by_history = len(histories) > 0 and block == ROWS
+    if all(map(has_loops, xs)) and not (rows_by_history or codes):  # neither of which a loop knows
+        how |= {"method": method, "learns": learns, "overwrite": overwrite}
+        operands: list[tuple[Tensor, ...]] = [*quantize_by_operators(xs, constants, histories, streams, **how)]
     else:
-        by_operators = by_kernels or by_loops
-        # What the compiler finds while it makes the tensor a kernel need not read it for.
-        of_all = rule >= TWO_LEVEL or block == ONE_SCALE
-        finds = by_kernels and of_all and not (rotate or in_memory or histories) and torch.compiler.is_compiling()
+        operands = []
+        # In a graph the compiler finds the amax while it makes the tensor, so that no kernel has to read it for that.
+        one_amax = rule >= TWO_LEVEL or block == ONE_SCALE
+        finds = by_kernels and one_amax and not (rotate or in_memory or histories) and torch.compiler.is_compiling()
         for i, x in enumerate(xs):
-            stored = x if in_memory or (by_operators and not finds) else materialized(x)
-            remembered = amax_from_history(histories[i], method) if histories else None
+            stored = x if in_memory or (by_kernels and not finds) else materialized(x)
             stream = streams[i] if streams else None
-            largest = amax(stored) if finds or learns != "nothing" or (by_kernels and histories) else None
-            if by_kernels and largest is not None:
-                remembered = scaling_amax(remembered, largest)
-            arguments = (stored, constants[i], remembered, block, dim, rule, held, stream, first)
-            if by_operators:
-                found.append(quantize_groups_by_loops(*arguments, overwrite, signs_on(x.device) if rotate else None))
+            remembered = amax_from_history(histories[i], method) if histories else None
+            largest = amax(stored) if finds or (histories and (by_kernels or learns != "nothing")) else None
+            if by_kernels:
+                known = remembered if largest is None else scaling_amax(remembered, largest)
+                options = {"stream": stream, "overwrite": overwrite, "signs": signs_on(x.device) if rotate else None}
+                operands.append(quantize_by_operator(stored, constants[i], known, **options, **how))
             else:
-                found.append(quantize_by_tensors(*arguments))
+                operands.append(quantize_by_tensors(stored, constants[i], remembered, stream=stream, **how))
             if histories and largest is not None:
                 learn(histories[i], largest, learns)
     if dtype == PACKED:
-        return [Packed(*each) for each in found]  # type: ignore[misc] # a pair to all others
+        return [Packed(*each) for each in operands]  # type: ignore[misc] # a pair to all others
     scaled = has_scale(block, rule, dtype)
-    return [Quantized(values.to(dtype), scale if scaled else None) for values, scale, *_ in found]
+    return [Quantized(values.to(dtype), scale if scaled else None) for values, scale, *_ in operands]
 
 
 def quantize_operand(
@@ -167,10 +164,10 @@ def quantize_operand(
     scale_rounding: str = "rceil",
     dtype: torch.dtype = torch.bfloat16,
 ) -> Quantized:
-    """Return what `quantize_operands` makes of ``x`` (n, k), with a gradient.
+    """Return the operand of ``x`` (n, k) as `quantize_operands` does, with a gradient.
 
-    That is the gradient of ``x * scale`` with a constant scale: the straight-through estimator. ``remembered`` (0-d
-    float32) is the amax that sets the tensor's one scale; that of ``x`` does where it is 0 or None.
+    The gradient is that of ``x * scale`` with a constant scale: the straight-through estimator. ``remembered`` (0-d
+    float32) is the amax that sets the tensor's one scale; if it is 0 or None the amax of ``x`` sets it.
     """
     x = _read_by_loops(x)
     block = block_code(granularity, block)
@@ -181,14 +178,40 @@ def quantize_operand(
 
 
 def _read_by_loops(x: Tensor) -> Tensor:
-    """Return ``x`` in a dtype that the loops read, themselves or in a compiled graph's stead."""
+    """Return ``x`` in a dtype that loops and kernels read."""
     return x if x.dtype in (torch.float32, torch.bfloat16) else x.float()
 
 
-def owned(x: Tensor) -> tuple[Tensor, bool]:
-    """Return ``x`` for `quantize_operands` and whether that may overwrite it: in a compiled step, a copy.
+def rotate_rows(x: Tensor, signs: Tensor | None = None) -> Tensor:
+    """Apply the random Hadamard transform to each 16 neighbouring rows of ``x`` (n, k), float32 or bfloat16: float32.
 
-    It costs nothing where ``x`` is not read otherwise, since what makes ``x`` then writes the copy instead.
+        y = H S x / 4
+
+    with the Hadamard matrix H in Sylvester's order and a diagonal matrix S of signs. The rotation spreads a large
+    element over its neighbours. It is orthogonal: a product that sums over rows is the same for two tensors rotated
+    alike. NVFP4 training rotates both operands of the weight's gradient (NVIDIA 2025, arXiv:2509.25149, section 4.2).
+
+    Sums are of two float32 each, in one order everywhere, so every machine has the same bits.
+
+    Args:
+        x: rows that are missing from the last 16 count as zeros and are added to the result.
+        signs: float32, as many as the rows that are rotated together, a power of two up to 128. Default: the 16 signs
+            of Transformer Engine and torchao, the same for all layers and steps. The factor of 128 rows is an eighth,
+            so the result is longer than ``x`` by the root of two.
+    """
+    signs = signs_on(x.device) if signs is None else signs
+    return torch.ops.altgrad.rotate_rows(x, signs) if has_loops(x) else rotate_by_tensors(x, signs)
+
+
+def signs_on(device: torch.device) -> Tensor:
+    """Return the signs of all layers and steps on ``device``, float32 (16,)."""
+    return sent(torch.tensor(HADAMARD_SIGNS, dtype=torch.float32), device)
+
+
+def owned(x: Tensor) -> tuple[Tensor, bool]:
+    """Return ``x`` for `quantize_operands`, and whether it may be overwritten: in a compiled step a copy may.
+
+    The copy costs nothing if ``x`` has no other reader: the operation that makes ``x`` then writes the copy instead.
     """
     if not (torch.compiler.is_compiling() and has_loops(x)):
         return x, False
@@ -196,10 +219,10 @@ def owned(x: Tensor) -> tuple[Tensor, bool]:
 
 
 def encode_operand(values: Tensor, constants: Tensor) -> Tensor:
-    """Return one byte per value on the quantization grid of a format of at most 8 bits: uint8, the same shape.
+    """Return codes, uint8 of the same shape, of values of a format of at most 8 bits.
 
-    Bit 7 is the sign, the others are the magnitude of the rung. -0 becomes 0, whose sign no product shows
-    but in the sign of a zero; its code stands for NaN, which not every format has.
+    Bit 7 is the sign and the other bits are the magnitude of the rung. -0 becomes 0, whose sign a product shows only in
+    the sign of a zero. The code of -0 stands for NaN, which not every format has.
     """
     encode = torch.ops.altgrad.encode_operand if has_loops(values) else encode_by_tensors
     return encode(values, constants)

@@ -1,6 +1,6 @@
-"""What `operand` computes, in tensor operations: the definition, which the loops of `cpu` agree with to the bit.
+"""The definition of an operand, in tensor operations. C++ loops and Triton kernels agree with it to the bit.
 
-It is also what runs where there are no loops: on a GPU, where the compiler fuses it with its surroundings.
+It also runs where there are neither, and in compiled graphs on a GPU, where the compiler fuses it with others.
 """
 
 from __future__ import annotations
@@ -10,47 +10,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from altgrad.numerics.compile_utils import materialized
 from altgrad.numerics.constants import FLOAT32_RULE, NAN_CODE, SPACING, TWO_LEVEL, ULPS
-from altgrad.numerics.random import uniform
+from altgrad.numerics.philox import uniform
 from altgrad.numerics.rounding import round_to_grid, round_to_grid_stochastic
 from altgrad.numerics.scaling import amax, scale_by_constants, scale_rule, scaling_amax, update_amax_history
-from altgrad.numerics.tracing import materialized
 from altgrad.numerics.two_level import element_scale, per_element, scales_of_both_levels
 
 FLOAT8 = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}  # formats that FP8 hardware multiplies
-PACKED = torch.float4_e2m1fn_x2  # asked for, it has two codes of E2M1 in a byte, uint8, and scales of blocks in E4M3
-GROUP = 16  # elements of a block of these
-ONE_SCALE, ROWS = 0, -1  # in place of the number of elements per block; below that it is a tile's, negative
+PACKED = torch.float4_e2m1fn_x2  # dtype of operands with two codes of E2M1 per byte (uint8) and E4M3 block scales
+GROUP = 16  # elements of a block of a packed operand
+ONE_SCALE, ROWS = 0, -1  # block codes of one scale per tensor and per row
 
 
-# Operators take numbers, so that granularity and block are one there; it is said here what they mean.
+# --- granularity and block as one number, as operators take them ------------------------------------------------
+
+
 def block_code(granularity: str, block: int) -> int:
-    """Return the elements per block, or `ONE_SCALE` or `ROWS`; of tiles the negative length of a side, 2 or more."""
+    """Return `ONE_SCALE`, `ROWS`, the elements per block, or for tiles the side's length (2 or more), negative."""
     if granularity == "tile" and block < 2:
         raise ValueError(f"block: expected 2 or more for tiles, got {block}")
     return {"tensor": ONE_SCALE, "row": ROWS, "tile": -block}.get(granularity, block)
 
 
 def of_block_code(code: int) -> dict[str, Any]:
-    """Return ``granularity`` and ``block`` of a `block_code`, as arguments of `amax`."""
-    own = {ONE_SCALE: "tensor", ROWS: "row"}.get(code, "block" if code > 0 else "tile")
-    return {"granularity": own, "block": max(abs(code), 1)}
+    """Return the arguments ``granularity`` and ``block`` of `amax` for a `block_code`."""
+    granularity = {ONE_SCALE: "tensor", ROWS: "row"}.get(code, "block" if code > 0 else "tile")
+    return {"granularity": granularity, "block": max(abs(code), 1)}
 
 
 def has_codes(block: int, dtype: torch.dtype) -> bool:
-    """Whether an operand of ``dtype`` has the codes of blocks or tiles, and their scales beside them."""
+    """Whether an operand of ``dtype`` consists of codes with the scales of blocks or tiles beside them."""
     return block not in (ONE_SCALE, ROWS) and dtype in (*FLOAT8.values(), PACKED)
 
 
 def has_scale(block: int, rule: int, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether an operand has a scale that the product applies: all but that of blocks alone, unless it has codes."""
+    """Whether an operand has a scale that the product applies: all do, except blocks of one level without codes."""
     return block in (ONE_SCALE, ROWS) or rule >= TWO_LEVEL or has_codes(block, dtype)
 
 
 def scale_shape(
     x: Tensor, block: int, dim: int, rule: int = FLOAT32_RULE, dtype: torch.dtype = torch.float32
 ) -> tuple[int, ...]:
-    """Return the shape of the scale of ``x`` (n, k) as an operand of ``dtype``; that of none is (0,)."""
+    """Return the shape of the scale of ``x`` (n, k) as an operand of ``dtype``; (0,) if it has none."""
     n, k = x.shape
     if rule >= TWO_LEVEL or block == ONE_SCALE:
         return ()
@@ -76,12 +78,15 @@ def operand_scale(
     granularity: str = "tensor", block: int = 32, dim: int = 1,
     scale_format: str = "float32", scale_rounding: str = "rceil",
 ) -> Tensor:  # fmt: skip
-    """Return the scale that `quantize_operand` takes, of two levels both in one: float32, broadcastable to ``x``."""
+    """Return the scale that `quantize_operand` multiplies ``x`` with, float32, broadcastable to ``x``.
+
+    Of two levels it is both in one.
+    """
     rule = scale_rule(scale_format, scale_rounding, granularity)
     options: dict[str, Any] = {"granularity": granularity, "block": block, "dim": dim}
     if rule >= TWO_LEVEL:
-        found = scales_of_both_levels(x, amax(x, **options), constants, remembered, rule, **options)
-        return per_element(element_scale(*found), x.shape, **options)
+        scales = scales_of_both_levels(x, amax(x, **options), constants, remembered, rule, **options)
+        return per_element(element_scale(*scales), x.shape, **options)
     scale = _scales(x, constants, remembered, rule, **options)
     return per_element(scale, x.shape, **options) if granularity in ("block", "tile") else scale
 
@@ -89,7 +94,7 @@ def operand_scale(
 def _scales(
     x: Tensor, constants: Tensor, remembered: Tensor | None, rule: int, *, granularity: str, block: int, dim: int
 ) -> Tensor:
-    """Return the scales of one level, each once."""
+    """Return the scales of one level, one per tensor, row, block or tile."""
     largest = amax(x, granularity, block=block, dim=dim)
     if granularity in ("tensor", "row"):
         largest = scaling_amax(remembered, largest)
@@ -100,11 +105,15 @@ def quantize_by_tensors(
     x: Tensor, constants: Tensor, remembered: Tensor | None, block: int, dim: int, rule: int, dtype: torch.dtype,
     stream: Tensor | None = None, first: int = 0,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return the values (n, k) on the quantization grid, and the scale; by a `block_code` and a `scale_rule`.
+    """Return the values (n, k) of an operand and its scale; for dtype `PACKED` also the codes of its block scales.
 
-    To nearest even, or by chance with the numbers of ``stream`` from place ``first`` on, as `random.uniform` takes it.
-    In a ``dtype`` of float8 blocks and tiles have codes, that is values times scale, and the scales as well; in
-    `PACKED` those of two levels codes, the tensor's scale, and the codes of theirs.
+    Args:
+        x: (n, k), float32 or bfloat16.
+        constants: the format, from `format_constants`.
+        remembered: the amax that sets the scale if it is positive and that of ``x`` is finite.
+        block, dim, rule: a `block_code`, the dimension of the sum, and a `scale_rule`.
+        dtype: of the values. In float8, blocks and tiles keep their scales, which are returned.
+        stream, first: random numbers from place ``first`` on, for stochastic rounding; None: to nearest even.
     """
     options = of_block_code(block) | {"dim": dim}
     if rule >= TWO_LEVEL:
@@ -133,7 +142,7 @@ def _rounded(scaled: Tensor, constants: Tensor, stream: Tensor | None, first: in
 
 
 def _packed(values: Tensor, constants: Tensor, dim: int) -> Tensor:
-    """Return the codes of E2M1 ``values`` (n, k), two neighbours along ``dim`` in a byte, along it in memory."""
+    """Return the E2M1 codes of ``values`` (n, k), two neighbours along ``dim`` per byte, contiguous along ``dim``."""
     signs = values.signbit() & ~values.isnan()
     codes = (encode_by_tensors(values, constants) & 7) | signs.to(torch.uint8) << 3
     along = codes if dim != 0 else codes.t()
@@ -143,12 +152,12 @@ def _packed(values: Tensor, constants: Tensor, dim: int) -> Tensor:
 
 
 def filled_up(rows: int, size: int) -> int:
-    """Return how many rows a rotation of ``size`` neighbours makes of ``rows``."""
+    """Return ``rows`` rounded up to a multiple of ``size``."""
     return (rows + size - 1) // size * size
 
 
 def rotate_by_tensors(x: Tensor, signs: Tensor) -> Tensor:
-    """Do what `hadamard.rotate_rows` does."""
+    """Define `operand.rotate_rows`."""
     size = signs.shape[0]
     padded = torch.nn.functional.pad(x.float(), (0, 0, 0, -x.shape[0] % size))
     y = padded.unflatten(0, (-1, size)) * signs.unsqueeze(-1)
@@ -162,7 +171,7 @@ def rotate_by_tensors(x: Tensor, signs: Tensor) -> Tensor:
 
 
 def learn(history: Tensor, largest: Tensor, learns: str) -> None:
-    """Take ``largest`` up into a history of amax values, in place, as ``learns`` says in `quantize_operands`."""
+    """Put ``largest`` into a history of amax values, in place, as ``learns`` of `quantize_operands` says."""
     history = history.data  # a layer that is called twice learns in its second call's backward pass before its first's
     if learns == "each":
         history.copy_(update_amax_history(history, largest))
@@ -171,7 +180,7 @@ def learn(history: Tensor, largest: Tensor, learns: str) -> None:
 
 
 def _first_normal_code(constants: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how far to shift float32 bits for a code, and what to take off: int32, 0-d."""
+    """Return the shift of float32 bits that gives a code, and the offset to subtract: int32, 0-d."""
     shift = _exponent(constants[ULPS])  # 23 - M
     emin = _exponent(constants[SPACING]) + 23 - shift
     return shift, (emin + 126) << (23 - shift)
@@ -182,7 +191,7 @@ def _exponent(power_of_two: Tensor) -> Tensor:
 
 
 def encode_by_tensors(values: Tensor, constants: Tensor) -> Tensor:
-    """Do what `encode_operand` does."""
+    """Define `encode_operand`."""
     shift, offset = _first_normal_code(constants)
     magnitude = values.float().abs()
     normal = (magnitude.view(torch.int32) >> shift) - offset
@@ -194,7 +203,7 @@ def encode_by_tensors(values: Tensor, constants: Tensor) -> Tensor:
 
 
 def decode_by_tensors(codes: Tensor, constants: Tensor, dtype: torch.dtype) -> Tensor:
-    """Do what `decode_operand` does."""
+    """Define `decode_operand`."""
     shift, offset = _first_normal_code(constants)
     code = codes.int()
     magnitude = code & 0x7F

@@ -1,14 +1,12 @@
-"""`quantize`: the differentiable face of rounding.
+"""`quantize`: ``round(x * s) / s`` in any format, mode and overflow policy, for any float tensor, with a gradient.
 
-``round(x * s) / s`` in any format, mode and overflow policy, for any float tensor. The default mode
-takes the float32 kernel of `rounding.round_to_grid`, eagerly in cache-sized chunks and inside
-`torch.compile` as traced; both give the same bits. Everything else goes through `round_float64`.
+The default mode rounds as `rounding.round_to_grid` does, in eager mode in cache-sized chunks; both give the same bits.
+Everything else goes through `round_float64`.
 
-Rounding has derivative zero almost everywhere, so training uses a straight-through estimator
-(Bengio et al. 2013, arXiv:1308.3432): the gradient of the result is passed to ``x`` as it is, or
-zeroed where ``x * s`` lay outside the format's range, or where ``x`` is not positive (Yin et al. 2019,
-arXiv:1903.05662, compare the three). Each is linear in the incoming gradient, so
-second derivatives through it are those of the surrounding function, as Hessians need.
+Rounding has derivative zero almost everywhere, so training uses a straight-through estimator (Bengio et al. 2013,
+arXiv:1308.3432): the gradient of the result is passed to ``x`` as it is, or zeroed where ``x * s`` is outside the
+format's range, or where ``x`` is not positive (Yin et al. 2019, arXiv:1903.05662, compare the three). Each is linear in
+the incoming gradient, so second derivatives through it are those of the surrounding function, as Hessians need.
 """
 
 from __future__ import annotations
@@ -21,10 +19,10 @@ from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
 from altgrad.formats import Format, get_format
-from altgrad.numerics.chunked import PIECE, InPlaceRounder, map_chunks
+from altgrad.numerics.compile_utils import converted
 from altgrad.numerics.constants import MAX, format_constants, packed_constants
+from altgrad.numerics.eager import PIECE, InPlaceRounder, map_chunks
 from altgrad.numerics.rounding import OVERFLOW_POLICIES, ROUNDING_MODES, round_float64, round_to_grid
-from altgrad.numerics.tracing import converted
 
 GRADIENTS = ("straight-through", "clipped", "relu")
 
@@ -48,39 +46,36 @@ def quantize(
     generator: torch.Generator | None = None,
     random_bits: int = 24,
 ) -> Tensor:
-    """Return ``round(x * scale) / scale`` with ``round`` onto the format's quantization grid.
+    """Return ``round(x * scale) / scale`` with ``round`` to the format.
 
-    Product and quotient are float32 (float64 for a float64 ``x``) whatever the dtype of ``x``; the
-    result is then cast to the dtype of ``x``, which is exact unless a scale that is no power of two
-    brought in digits that a 16-bit dtype cannot hold.
+    Product and quotient are float32, or float64 for a float64 ``x``. The result is cast to the dtype of ``x``. That is
+    exact, unless a scale that is no power of two adds digits that a 16-bit dtype cannot hold.
 
     Args:
         x: float16, bfloat16, float32 or float64, any shape. NaN stays NaN.
-        fmt: a format or its name. `torch.compile` makes a graph for each; to share one among formats,
-            pass what `format_constants` returns, with a float32 ``x``, ``nearest-even`` and ``saturate``.
+        fmt: a format or its name. `torch.compile` makes a graph for each; to share one among formats, pass what
+            `format_constants` returns, with a float32 ``x``, ``nearest-even`` and ``saturate``.
         scale: positive and finite, a number or a tensor that broadcasts to the shape of ``x`` (see
             `scaling.broadcast_scale` for blocks). No gradient flows to it. None is 1.
-        rounding: ``nearest-even`` (ties to the even code), ``nearest-away``, ``toward-zero``, ``up``,
-            ``down`` or ``stochastic``.
-        overflow: ``saturate`` gives the largest value of the sign, also for infinities; ``overflow``
-            gives Inf where the format has it, else NaN. Rounding comes first in either: what rounds
-            to the largest value is in range.
-        gradient: ``straight-through`` (identity), ``clipped`` (zero where ``|x * scale|`` exceeds
-            the largest value) or ``relu`` (zero where ``x <= 0``).
-        generator: required by stochastic rounding, and read by it alone. A CPU generator gives the
-            same bits whatever the device of ``x``.
-        random_bits: stochastic only: bits drawn per element, 1 to 31. The probability of rounding
-            away from zero is exact to 2^-(random_bits + 1).
+        rounding: ``nearest-even`` (ties to the even code), ``nearest-away``, ``toward-zero``, ``up``, ``down`` or
+            ``stochastic``.
+        overflow: ``saturate`` gives the largest value of the sign, also for infinities; ``overflow`` gives Inf if the
+            format has it, else NaN. Rounding comes first: what rounds to the largest value is in range.
+        gradient: ``straight-through`` (identity), ``clipped`` (zero where ``|x * scale|`` exceeds the largest value) or
+            ``relu`` (zero where ``x <= 0``).
+        generator: required by stochastic rounding, and read by it alone. A CPU generator gives the same bits whatever
+            the device of ``x``.
+        random_bits: stochastic only: bits drawn per element, 1 to 31. The probability of rounding away from zero is
+            exact to 2^-(random_bits + 1).
 
     Returns:
         The shape, dtype and device of ``x``.
 
     Raises:
         TypeError: ``x`` is no float tensor, or with packed constants not float32.
-        ValueError: naming the argument: a dtype that cannot hold the format, a scale that is not
-            positive and finite, an unknown choice, a missing generator, packed constants in another
-            mode. The values of a tensor ``scale`` are looked at in eager mode only (on a GPU this waits
-            for them), since a compiled graph cannot raise on data.
+        ValueError: naming the argument: a dtype that cannot hold the format, a scale that is not positive and finite,
+            an unknown choice, a missing generator, packed constants in another mode. Values of a tensor ``scale`` are
+            checked in eager mode only, since a compiled graph cannot raise on data; on a GPU this waits for them.
     """
     _require_choice("rounding", rounding, ROUNDING_MODES)
     _require_choice("overflow", overflow, OVERFLOW_POLICIES)
@@ -104,7 +99,7 @@ def quantize(
 
 
 class _Plan(NamedTuple):
-    """Everything but the tensors; ``fmt`` is None where packed constants take its place."""
+    """The arguments of `quantize` that are no tensors; ``fmt`` is None if packed constants take its place."""
 
     fmt: Format | None
     rounding: str
@@ -153,13 +148,13 @@ class _Plan(NamedTuple):
 
 
 def _known(fmt: Format | None) -> Format:
-    """Return the format of a plan for tensors that come without packed constants."""
+    """Return the format of a plan without packed constants."""
     assert fmt is not None
     return fmt
 
 
 class _Quantize(torch.autograd.Function):
-    """Reverse-mode and vmap rules. Element-wise, so a batch is quantized as one larger tensor."""
+    """Reverse-mode and vmap rules. Quantizing is element-wise, so a batch is quantized as one larger tensor."""
 
     @staticmethod
     def forward(x: Tensor, scale: Tensor | None, constants: Tensor | None, plan: _Plan) -> Tensor:
@@ -217,7 +212,7 @@ def _through(ctx: Any, derivative: Tensor) -> Tensor:
 
 
 def _is_differentiated(x: Tensor) -> bool:
-    """Whether any kind of derivative or vmap is under way; a Function costs more than a small tensor."""
+    """Whether a derivative or vmap is being computed; a Function costs more than quantizing a small tensor."""
     if torch.is_grad_enabled() and x.requires_grad:
         return True
     return torch._C._are_functorch_transforms_active() or unpack_dual(x).tangent is not None

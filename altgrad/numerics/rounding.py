@@ -1,14 +1,14 @@
-"""Rounding to a format's quantization grid. This package's README says why it is exact, and which rounding runs when.
+"""Rounding to a format. This package's README says why it is exact, and which rounding runs when.
 
 `round_to_grid` is the hot path: nearest-even with saturation, in float32, about fifteen element-wise operations on the
 magnitude that a compiler fuses into one pass. The spacing of values comes from float32's own, ``succ(x) - x``; adding
 and subtracting an anchor whose ulp is that spacing lets the float32 adder round. There is no bit access, logarithm,
 division or cast, and flushing float32 subnormals to zero changes nothing.
 
-`round_to_grid_stochastic` rounds by chance, with the same spacing.
+`round_to_grid_stochastic` rounds stochastically, with the same spacing.
 
-`round_float64` is the general path: every mode and overflow policy, for any format, in plain float64 arithmetic where
-all the quotients involved are exact.
+`round_float64` is the general path: every mode and overflow policy, for any format, in float64 where every quotient is
+exact.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ OVERFLOW_POLICIES = ("saturate", "overflow")
 
 # Times x, slightly more than half of a float32's last place.
 SUCCESSOR = 2.0**-24 * (1 + 2.0**-23)
-# An amax times its own scale may exceed the target by a rounding of each, 2^-23 in all; that is no overflow, and would
-# be one in some formats more often than in others.
+# An amax times its own scale may exceed the target by a rounding of each, 2^-23 in all. That does not count as
+# overflow: some formats would show it more often than others.
 OVERFLOW_SLACK = 1 + 2.0**-22
 
 
 def round_to_grid(x: Tensor, constants: Tensor) -> Tensor:
     """Round to the nearest representable value, ties to the even code, saturating.
 
-    Exact for every float32: NaN stays NaN, an infinity becomes the largest value of its sign, -0
-    stays -0 where the format has it. Carries no gradient.
+    Exact for every float32: NaN stays NaN, an infinity becomes the largest value of its sign, -0 stays -0 where the
+    format has it. Carries no gradient.
 
     Args:
         x: float32, any shape.
         constants: the format, from `format_constants`, on the device of ``x``.
 
     Returns:
-        float32, the shape of ``x``, values on the quantization grid.
+        float32, the shape of ``x``, values of the format.
 
     Raises:
         TypeError: ``x`` is not float32.
@@ -56,18 +56,18 @@ def round_to_grid(x: Tensor, constants: Tensor) -> Tensor:
 
 
 def round_to_grid_stochastic(x: Tensor, constants: Tensor, random: Tensor) -> Tensor:
-    """Round to one of the two nearest representable values, saturating, up with the share of the way as probability.
+    """Round stochastically to one of the two nearest representable values, saturating.
 
-    Carries no gradient. NaN stays NaN.
+    The probability of the upper one is the share of the way to it. NaN stays NaN. Carries no gradient.
 
     Args:
         x: float32, any shape.
         constants: the format, from `format_constants`.
-        random: float32 in (0, 1), the shape of ``x``, such as `uniform` gives; |x| is rounded up where ``random`` lies
-            below its share of the way.
+        random: float32 in (0, 1), the shape of ``x``, such as `uniform` returns. Where it is below the share of the
+            way, |x| is rounded up.
 
     Returns:
-        float32, the shape of ``x``, values on the quantization grid.
+        float32, the shape of ``x``, values of the format.
     """
     magnitude = torch.minimum(x.abs(), constants[MAX])
     spacing = grid_spacing(magnitude, constants)
@@ -78,14 +78,14 @@ def round_to_grid_stochastic(x: Tensor, constants: Tensor, random: Tensor) -> Te
 
 
 def grid_spacing(magnitude: Tensor, constants: Tensor) -> Tensor:
-    """Return the spacing of the values at float32 magnitudes up to its largest value: that of the binade above."""
+    """Return the spacing above float32 ``magnitude``, which is at most the format's largest value."""
     ulp = (magnitude + magnitude * SUCCESSOR) - magnitude
     return torch.maximum(ulp * constants[ULPS], constants[SPACING])
 
 
 def overflows(scaled: Tensor, constants: Tensor) -> Tensor:
-    """Return where float32 ``scaled`` lies beyond the format's largest value, as a boolean tensor of its shape."""
-    # A literal, OVERFLOW_SLACK: a float of the module would be a symbol in dynamic graphs, which no Function takes.
+    """Return where float32 ``scaled`` lies beyond the format's largest value, bool of the same shape."""
+    # OVERFLOW_SLACK as a literal: a module's float would be a symbol in dynamic graphs, which no Function takes.
     return scaled.abs() > constants[MAX] * (1 + 2.0**-22)
 
 
@@ -97,13 +97,12 @@ def round_float64(
     random: Tensor | None = None,
     random_bits: int = 0,
 ) -> Tensor:
-    """Round float64 values to the quantization grid in any mode.
+    """Round float64 values in any mode.
 
-    A directed mode never rounds a finite value past the largest one it points away from: under
-    ``overflow``, ``toward-zero`` (and ``up`` below zero, ``down`` above) gives the largest value.
-    Stochastic rounding goes away from zero where ``rest + (2 r + 1) / 2^(n + 1) >= 1``, with ``rest``
-    the fraction of the spacing left over and r one of 2^n equally likely integers: the probability is
-    ``rest`` to the nearest multiple of 2^-n.
+    Under ``overflow`` a finite value beyond the range becomes the largest value if the mode points towards zero there:
+    ``toward-zero``, ``up`` below zero, ``down`` above. Stochastic rounding goes away from zero where
+    ``rest + (2 r + 1) / 2^(n + 1) >= 1``, with ``rest`` the fraction of the spacing left over and r one of 2^n equally
+    likely integers: the probability is ``rest`` to the nearest multiple of 2^-n.
 
     Args:
         x: float64, any shape.
@@ -163,10 +162,10 @@ def power_of_two(exponent: Tensor) -> Tensor:
 
 
 def _magnitude(x: Tensor, fmt: Format) -> Tensor:
-    """|x|, kept off values so small that dividing by the spacing could underflow to zero.
+    """Return |x|, raised where it is so small that dividing by the spacing could underflow to zero.
 
-    Everything in (0, 2^-64 spacing) rounds alike in each mode. In an unsigned format negative numbers
-    become NaN, and in one without zero the others start at its smallest value.
+    All of (0, 2^-64 spacing) rounds alike in each mode. In an unsigned format negative numbers become NaN; in a format
+    without zero the magnitude is at least its smallest value.
     """
     magnitude = x.abs() if fmt.signed else torch.where(x >= 0, x.abs(), torch.nan)
     if not fmt.has_zero:
@@ -175,7 +174,7 @@ def _magnitude(x: Tensor, fmt: Format) -> Tensor:
 
 
 def _code_is_odd(whole: Tensor, exponent: Tensor, fmt: Format) -> Tensor:
-    """Parity of the code just below; for M = 0 that of the exponent field, which is 0 for zero."""
+    """Return the parity of the code just below; for M = 0 that of the exponent field, which is 0 for zero."""
     if fmt.mantissa_bits > 0:
         halves = whole * 0.5
         return halves.floor() != halves
@@ -184,7 +183,7 @@ def _code_is_odd(whole: Tensor, exponent: Tensor, fmt: Format) -> Tensor:
 
 
 def _may_leave_range(negative: Tensor, rounding: str) -> Tensor:
-    """Whether a finite value may round to infinity under the mode."""
+    """Return where a finite value may round to infinity under the mode."""
     if rounding == "toward-zero":
         return torch.zeros_like(negative)
     if rounding in ("up", "down"):

@@ -1,30 +1,29 @@
-"""Scales: from a tensor's largest magnitude to the factor it is quantized with.
+"""Scales: from a tensor's largest magnitude to the factor that it is quantized with.
 
 ``x_q = round(x * scale)``, dequantized as ``x_q / scale``, with ``scale = target / amax`` and
-``target = min(max, 2^16)``. The ratio is taken in float64 and rounded to float32 once, so that eager
-and compiled code, and CPU and GPU, agree on every bit. An amax of zero gives 1, and the range is limited to
-2^-126..2^127, where neither the scale nor its reciprocal overflows or vanishes in float32 (a subnormal amax would
-otherwise ask for an infinite scale).
+``target = min(max, 2^16)``. The ratio is taken in float64 and rounded to float32 once, so eager and compiled code, CPU
+and GPU, agree on every bit. An amax of zero gives 1. Scales are limited to 2^-126..2^127, where neither the scale nor
+its reciprocal overflows or vanishes in float32; a subnormal amax would otherwise ask for an infinite scale.
 
-**An amax of Inf or NaN gives NaN.** All that has this scale becomes NaN, and so does every product with it: an overflow
-reaches the loss and the gradients, where GradScaler and the training loop look for it. torchao does the same.
+**An amax of Inf or NaN gives NaN.** Every value under that scale becomes NaN, and so does every product with it: an
+overflow reaches the loss and the gradients, where GradScaler and the training loop look for it. torchao does the same.
 
-A scale is stored in a format too: ``float32``, or ``E8M0``, the powers of two of the OCP MX formats, by which
-multiplying is exact. How it becomes a power of two is a choice with consequences, and has the field's names. They are
-those of X, which a block of the MX formats stores and divides its values by: the scale here is ``1 / X``. With ``emax``
-the exponent of the target:
+A scale has a format too: ``float32``, or ``E8M0``, the powers of two of the OCP MX formats, by which multiplying is
+exact. There are several rules for rounding to a power of two. Their names are the field's, and refer to the X that an
+MX block stores and divides its values by: the scale here is ``1 / X``. With ``emax`` the exponent of the target:
 
 - ``floor``: ``X = 2^(floor(log2 amax) - emax)``, the rule of OCP MX v1.0. It saturates where amax / X is beyond the
-  target, which is less than a factor of two.
+  target, by less than a factor of two.
 - ``ceil``: ``X = 2^(ceil(log2 amax) - emax)``. It never saturates, and may leave a binade empty.
 - ``rceil``: ``X = 2^ceil(log2(amax / target))``, the smallest that never saturates (NVIDIA, arXiv:2506.08027).
 - ``even``: ``floor`` of amax after rounding it to the format's spacing below the target's next power of two, ties up,
   since that power is the even one.
 
-torchao 0.18 has them by these names (``ScaleCalculationMode``), with the same X; but its ``rceil`` takes a logarithm in
-float32 and can miss a power of two by an ulp. A block of zeros has another X there, and one with an Inf or a NaN none.
+torchao 0.18 has these rules by the same names (``ScaleCalculationMode``), with the same X; but its ``rceil`` takes a
+logarithm in float32 and can miss a power of two by an ulp. A block of zeros has another X there, and a block with an
+Inf or NaN has none.
 
-Scales of blocks in any other format stand under a float32 scale of the tensor: `two_level`.
+Block scales in any other format stand under a float32 scale of the tensor: `two_level`.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ from altgrad.numerics.rounding import power_of_two
 
 GRANULARITIES = ("tensor", "row", "block", "tile")
 SCALE_ROUNDINGS = SCALE_RULES[1:]
-OF_TWO = "4/6"  # scales of blocks: see `two_level`
+OF_TWO = "4/6"  # of block scales under one of the tensor: see `two_level`
 HISTORY_METHODS = ("max", "most-recent")
 
 _LOWEST_EXPONENT, _HIGHEST_EXPONENT = -126, 127
@@ -67,11 +66,11 @@ def amax(x: Tensor, granularity: str = "tensor", *, block: int = 32, dim: int = 
             ``dim``, the last block may be shorter) or ``tile`` (one per ``block`` x ``block`` elements of the last two
             dimensions, whatever ``dim``).
         block: elements per block; 32 in the OCP MX formats.
-        dim: the dimension of the matrix product's sum.
+        dim: the dimension that the matrix product sums over.
 
     Returns:
-        Shape (), or that of ``x`` with ``dim`` of length 1, or with ``dim`` (of tiles: the last two) of length
-        ceil(n / block). float64 for float64, else float32. NaN where NaN was seen, 0 for nothing.
+        Shape (), or that of ``x`` with ``dim`` of length 1, or with ``dim`` (for tiles the last two) of length
+        ceil(n / block). float64 for float64, else float32. NaN where there is a NaN, 0 for an empty tensor.
     """
     _require("granularity", granularity, GRANULARITIES)
     if block < 1:
@@ -147,12 +146,12 @@ def compute_scale(
 def scale_from_amax(
     amax: Tensor, constants: Tensor, *, scale_format: str = "float32", scale_rounding: str = "rceil"
 ) -> Tensor:
-    """`compute_scale` for compiled graphs, the format as `format_constants`."""
+    """Return `compute_scale` in compiled graphs, with the format as `format_constants`."""
     return scale_by_constants(amax, constants, scale_rule(scale_format, scale_rounding))
 
 
 def scale_rule(scale_format: str, scale_rounding: str, granularity: str = "tensor") -> int:
-    """Return the place in `SCALE_RULES` of what these ask for, or `TWO_LEVEL`, which is how operators are told.
+    """Return the number of a rule, as operators take it: a place in `SCALE_RULES`, `TWO_LEVEL` or `FOUR_OVER_SIX`.
 
     Raises:
         ValueError: an unknown rounding, or a format that no scale of this granularity is computed in.
@@ -167,7 +166,7 @@ def scale_rule(scale_format: str, scale_rounding: str, granularity: str = "tenso
 
 
 def scale_by_constants(amax: Tensor, constants: Tensor, rule: int) -> Tensor:
-    """`scale_by_rule` with the target and the spacing there read from `format_constants`."""
+    """Return `scale_by_rule` with the target and the spacing there from `format_constants`."""
     target, spacing = constants[TARGET].double(), None
     if SCALE_RULES[rule] == "even":
         spacing = power_of_two(floor_log2(target)) * constants[ULPS].double() * 2.0**-FLOAT32_MANTISSA
@@ -176,9 +175,9 @@ def scale_by_constants(amax: Tensor, constants: Tensor, rule: int) -> Tensor:
 
 
 def scale_by_rule(amax: Tensor, target: Tensor, rule: int, spacing: Tensor | None = None) -> Tensor:
-    """`compute_scale` by the number of the `scale_rule`.
+    """Return `compute_scale` by the number of a `scale_rule`.
 
-    ``target`` and the format's ``spacing`` there, which ``even`` alone reads, are 0-d float64.
+    ``target``, and the format's ``spacing`` there, which only ``even`` reads, are 0-d float64.
     """
     amax = amax.double()
     usable, zero = (amax > 0) & (amax < torch.inf), amax <= 0
@@ -192,7 +191,7 @@ def scale_by_rule(amax: Tensor, target: Tensor, rule: int, spacing: Tensor | Non
 
 
 def _shared_exponent(amax: Tensor, target: Tensor, spacing: Tensor | None, rounding: str) -> Tensor:
-    """Return that of X, int64, as the module's docstring says."""
+    """Return the exponent of X, int64, as the module's docstring says."""
     exponent, significand = floor_log2(amax) - floor_log2(target), _significand(amax)
     if rounding == "ceil":
         return exponent + (significand > 1)
@@ -206,21 +205,21 @@ def _shared_exponent(amax: Tensor, target: Tensor, spacing: Tensor | None, round
 
 
 def floor_log2(x: Tensor) -> Tensor:
-    """Exponent of positive normal float64 values: int64."""
+    """Return the exponent of positive normal float64 values: int64."""
     return (x.view(torch.int64) >> 52) - 1023
 
 
 def _significand(x: Tensor) -> Tensor:
-    """Positive normal float64 values over their power of two, in [1, 2): float64."""
+    """Return positive normal float64 values over their power of two, in [1, 2): float64."""
     return ((x.view(torch.int64) & ((1 << 52) - 1)) | (1023 << 52)).view(torch.float64)
 
 
 def update_amax_history(history: Tensor, amax: Tensor) -> Tensor:
-    """Return the history with ``amax`` put first and the oldest entry dropped; as it was if ``amax`` is Inf or NaN.
+    """Return the history with ``amax`` first and the oldest entry dropped; unchanged if ``amax`` is Inf or NaN.
 
     Args:
         history: shape (length, *amax.shape), newest first; zeros mean not seen yet. Usual length: 16.
-        amax: of the present step.
+        amax: the amax of the present step.
     """
     amax = amax.detach().to(history.dtype)
     return torch.where(amax.isfinite(), torch.cat([amax.unsqueeze(0), history[:-1]]), history)
@@ -231,10 +230,10 @@ def amax_from_history(history: Tensor, method: str = "max") -> Tensor:
 
     Args:
         history: from `update_amax_history`.
-        method: ``max`` over the history, Inf and NaN entries passed over, or ``most-recent``.
+        method: ``max`` over the history without Inf and NaN entries, or ``most-recent``.
 
     Returns:
-        Shape ``history.shape[1:]``. Zero (which gives scale 1) where nothing usable was seen.
+        Shape ``history.shape[1:]``. Zero, which gives scale 1, if no entry is usable.
     """
     _require("method", method, HISTORY_METHODS)
     if method == "most-recent":
@@ -243,9 +242,9 @@ def amax_from_history(history: Tensor, method: str = "max") -> Tensor:
 
 
 def scaling_amax(remembered: Tensor | None, own: Tensor) -> Tensor:
-    """Return the amax that sets a scale: the one ``remembered`` of earlier steps, where it is positive, else the own.
+    """Return the amax that sets a scale: ``remembered`` of earlier steps where it is positive, else the tensor's own.
 
-    An own amax that is not finite always counts, so that a history cannot hide an overflow.
+    An own amax that is not finite is always returned, so that a history cannot hide an overflow.
     """
     # Delayed scaling that began with scale 1 would send every gradient of the first step to zero.
     return own if remembered is None else torch.where((remembered > 0) & own.isfinite(), remembered, own)
@@ -259,7 +258,7 @@ def scale_from_history(
     scale_format: str = "float32",
     scale_rounding: str = "rceil",
 ) -> Tensor:
-    """`compute_scale` of `amax_from_history`: delayed scaling."""
+    """Return `compute_scale` of `amax_from_history`: delayed scaling."""
     remembered = amax_from_history(history, method)
     return compute_scale(remembered, target, scale_format=scale_format, scale_rounding=scale_rounding)
 

@@ -1,6 +1,6 @@
-"""Two-level scales: a float32 scale per tensor over a scale per block that is in a small format itself, as in NVFP4.
+"""Two-level scales, as in NVFP4: a float32 scale of the tensor over block scales that are in a small format themselves.
 
-With e the target of the elements' format and m that of the scales' format, a the amax of the tensor and a_b that of a
+With e the target of the elements' format, m that of the scales' format, a the amax of the tensor and a_b that of a
 block,
 
     s   = e m / a             in float32
@@ -10,25 +10,25 @@ block,
 the last two to nearest even, saturating. A product takes ``q d_b``, which is exact, and its result is divided by s. In
 NVFP4 e is 6 (E2M1), m is 448 (E4M3), and a block has 16 elements (NVIDIA 2025, "Pretraining Large Language Models with
 NVFP4", arXiv:2509.25149). Published kernels differ in the order of these operations. Here ``s``, ``a_b s / e``,
-``s / d_b`` and its product with x are rounded to float32 once each. The quotients are taken in float64: it has so many
-more digits that none of them is rounded twice, and every compiler and device gets the same bits.
+``s / d_b`` and its product with x are rounded to float32 once each. The quotients are taken in float64, whose extra
+digits exclude double rounding, so every compiler and device gets the same bits.
 
-torchao 0.18 (`nvfp4_quantize`) multiplies by ``(1 / s) / d_b``, which may be a float32's last place off, so that values
-within that of a tie come out otherwise; and its d_b are 2^-6 and more, the smallest normal E4M3, which the paper does
-not ask for: blocks whose amax is below 2^-6 / 448 of the tensor's lose what a subnormal scale keeps. Counted beside
-`nvfp4_quantize`: of 2^25 normal numbers in float32 1 scale of 2^21 and 3 elements are others, in bfloat16 none; in
-blocks spread over e^(2 N(0, 1)) 37 % of the scales are below 2^-6 there, and in all others the elements are the same in
-float32, and 1.5 in 10,000 others in bfloat16, where ties are common.
+torchao 0.18 (`nvfp4_quantize`) differs in two ways. It multiplies by ``(1 / s) / d_b``, which may be off in a float32's
+last place, so values that close to a tie may round the other way. Its d_b are at least 2^-6, the smallest normal E4M3,
+which the paper does not ask for: blocks whose amax is below 2^-6 / 448 of the tensor's lose what a subnormal scale
+keeps. Of 2^25 normal numbers in float32, 1 scale in 2^21 and 3 elements differ, in bfloat16 none. In blocks spread over
+e^(2 N(0, 1)), 37 % of the scales are below 2^-6; in all others the elements are the same in float32, and 1.5 in 10,000
+differ in bfloat16, where ties are common.
 
-- A scale that would round to zero is the smallest positive one, since zero would lose the whole block: so every element
-  comes out at least as near. A block of zeros has that scale too.
-- Of a tensor with an Inf or a NaN s and all d_b are NaN, as every scale with such an amax.
-- s stays so far inside float32 that no ``s / d_b`` leaves 2^-126..2^127.
+- A scale that would round to zero is the smallest positive one, since zero would lose the whole block. Every element
+  then comes out at least as near. A block of zeros has that scale too.
+- In a tensor with an Inf or NaN, s and all d_b are NaN.
+- s is limited so that no ``s / d_b`` leaves 2^-126..2^127.
 
-**4/6** (Cook et al. 2025, "Four Over Six", arXiv:2512.02010) tries two scales for each block, one that brings a_b to e
-and one that brings it to p, the largest power of two below e (in E2M1 6 and 4), and takes the second where its elements
-come out with a smaller squared error. Its m is the largest power of two that leaves room for the second scale, which is
-e / p times the first: 256 in E4M3. Errors are summed in float32, of each block as a tree, so in one order everywhere.
+**4/6** (Cook et al. 2025, "Four Over Six", arXiv:2512.02010) tries two scales for each block: one brings a_b to e, the
+other brings it to p, the largest power of two below e (in E2M1 6 and 4). It takes the second where its elements have
+the smaller squared error. Its m is the largest power of two that leaves room for the second scale, which is e / p times
+the first: 256 in E4M3. Errors are summed in float32, for each block as a tree, in one order everywhere.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from torch import Tensor
 
 from altgrad.formats import Format
 from altgrad.numerics.codes import decode, encode
+from altgrad.numerics.compile_utils import materialized
 from altgrad.numerics.constants import (
     FLOAT32_RULE,
     FOUR_OVER_SIX,
@@ -60,18 +61,17 @@ from altgrad.numerics.scaling import (
     scale_by_rule,
     scaling_amax,
 )
-from altgrad.numerics.tracing import materialized
 
 
 def two_level_scales(
     amaxes: Tensor, constants: Tensor, whole: Tensor | None = None, rule: int = TWO_LEVEL
 ) -> tuple[Tensor, Tensor]:
-    """Return s (0-d) and d_b (the shape of ``amaxes``), float32 and positive; of 4/6, the first of the two.
+    """Return s (0-d) and d_b (the shape of ``amaxes``), float32 and positive; for 4/6, the first of the two scales.
 
     Args:
         amaxes: of the blocks of one tensor, from `amax`.
         constants: from `format_constants`, with those of the scales' format.
-        whole: amax of the tensor (0-d), if these are not all of its blocks; their own where it is 0.
+        whole: the amax (0-d) that sets s; if it is 0 or None, the largest of ``amaxes`` does.
         rule: `TWO_LEVEL` or `FOUR_OVER_SIX`.
 
     Raises:
@@ -86,12 +86,12 @@ def two_level_scales(
 
 
 def tensor_scale(largest: Tensor, target: Tensor, own: Tensor) -> Tensor:
-    """Return the s that brings ``largest`` to ``target``, 0-d float64, over blocks' scales in the format ``own``."""
+    """Return the s that brings ``largest`` to ``target`` (0-d float64), for block scales in the format ``own``."""
     return scale_by_rule(largest, target, FLOAT32_RULE).clamp(LOWEST * own[TARGET], HIGHEST * own[SPACING])
 
 
 def block_scales(amaxes: Tensor, whole: Tensor, target: Tensor, own: Tensor) -> Tensor:
-    """Return the d_b that bring ``amaxes`` to ``target``, 0-d float64, under s, ``whole``, in the format ``own``."""
+    """Return the d_b in the format ``own`` that bring ``amaxes`` to ``target`` (0-d float64) under s, ``whole``."""
     wanted = (amaxes.double() * whole.double() / target).float()
     blocks = round_to_grid(torch.minimum(wanted, own[TARGET]), own)
     return torch.maximum(blocks, own[SPACING])
@@ -106,7 +106,7 @@ def scales_of_both_levels(
     x: Tensor, amaxes: Tensor, constants: Tensor, whole: Tensor | None, rule: int, *,
     granularity: str, block: int, dim: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return s and d_b of ``x``, whose blocks or tiles have the ``amaxes``: `two_level_scales`, or those of 4/6."""
+    """Return s and d_b of ``x``, whose blocks or tiles have these ``amaxes``, by either rule."""
     whole, blocks = map(materialized, two_level_scales(amaxes, constants, whole, rule))
     if rule != FOUR_OVER_SIX:
         return whole, blocks
@@ -127,7 +127,7 @@ def _squared_errors(x: Tensor, whole: Tensor, blocks: Tensor, constants: Tensor,
 
 
 def sums_of_blocks(x: Tensor, block: int, dim: int) -> Tensor:
-    """Return the sums of ``block`` neighbours each, as trees: of both halves of the next power of two, and so on."""
+    """Return the sums of ``block`` neighbours each, as trees: both halves of the next power of two, and so on."""
     x = x.movedim(dim, -1)
     x = torch.nn.functional.pad(x, (0, -x.shape[-1] % block)).unflatten(-1, (-1, block))
     x = torch.nn.functional.pad(x, (0, (1 << (block - 1).bit_length()) - block))
@@ -145,12 +145,12 @@ def per_element(scale: Tensor, shape: torch.Size, *, granularity: str, block: in
 
 
 def element_scale(whole: Tensor, blocks: Tensor) -> Tensor:
-    """Return ``s / d_b``, float32: what the elements of each block are multiplied with."""
+    """Return ``s / d_b``, float32, the factor of the elements of each block."""
     return (whole.double() / blocks.double()).float()
 
 
 class TwoLevel(NamedTuple):
-    """A tensor as it is stored: the codes of q and of d_b, one of these per block, and s (0-d float32)."""
+    """A tensor as it is stored: the codes of q, the codes of d_b, one per block, and s (0-d float32)."""
 
     elements: Tensor
     scales: Tensor
@@ -167,10 +167,10 @@ def encode_two_level(
         fmt: the elements' format, or its name.
         scale_format: the scales' format, or its name. Published NVFP4 stores the reciprocal of ``tensor_scale``.
         block: elements per block.
-        dim: along which blocks lie.
+        dim: the dimension that blocks lie along.
 
     Raises:
-        ValueError: a format that is not computed with, or a NaN that ``fmt`` has no code for.
+        ValueError: a format that `format_constants` refuses, or a NaN that ``fmt`` has no code for.
     """
     constants = format_constants(fmt, x.device, scale_format=scale_format)
     whole, blocks = two_level_scales(amax(x, "block", block=block, dim=dim), constants)
@@ -181,7 +181,7 @@ def encode_two_level(
 def decode_two_level(
     stored: TwoLevel, fmt: str | Format, scale_format: str | Format = "E4M3", *, block: int = 16, dim: int = -1
 ) -> Tensor:
-    """Return ``q d_b / s`` (float32), rounded once, of what `encode_two_level` returned for the same options."""
+    """Return ``q d_b / s`` (float32, rounded once) of a result of `encode_two_level` with the same options."""
     elements = decode(stored.elements, fmt)
     blocks = broadcast_scale(decode(stored.scales, scale_format), elements.shape[dim], block=block, dim=dim)
     return elements * blocks / stored.tensor_scale

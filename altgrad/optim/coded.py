@@ -27,7 +27,7 @@ from altgrad.config.arms import Arm
 from altgrad.config.state import Moment
 from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.numerics import compute_scale, uniform
-from altgrad.numerics.tracing import sent
+from altgrad.numerics.compile_utils import sent
 from altgrad.optim.sharded import joined, local, parts_by_rows
 
 #: Of an amax, as in torchao and bitsandbytes; the scale of a group of zeros.

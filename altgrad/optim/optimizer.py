@@ -14,7 +14,7 @@ from altgrad.config.arms import ADAM, BASES, MOMENTUM, Arm
 from altgrad.formats import get_format
 from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.numerics import permutation
-from altgrad.numerics.tracing import compile_apart, sent
+from altgrad.numerics.compile_utils import compile_apart, sent
 from altgrad.optim import update, update_cpu, update_gpu
 from altgrad.optim.coded import Coding, Codings, opened
 from altgrad.optim.groups import completed, initial_groups, share_kept, step_numbers

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from altgrad.formats.codebook import Codebook
-from altgrad.numerics.cpu import definitions
+from altgrad.numerics import loops
 from altgrad.optim.coded import LEAST_AMAX, STREAMS, Coding
 
 CHUNK = 512  # of the loops; a scale of another block than lies in it whole is measured in a pass of its own
@@ -20,7 +20,7 @@ HEADER = 32
 _NUMBERS = {
     "header": HEADER, "chunk": CHUNK, "tensor": TENSOR, "row": ROW, "least_amax": float(np.float32(LEAST_AMAX))
 }  # fmt: skip
-DEFINITIONS = definitions.enumeration("codec", FIELDS) + definitions.numbers("codec", _NUMBERS)
+DEFINITIONS = loops.enumeration("codec", FIELDS) + loops.numbers("codec", _NUMBERS)
 
 
 def takes(coding: Coding) -> bool:

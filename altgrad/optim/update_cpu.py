@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from altgrad.config.arms import BASES, FORMULAS, Arm
-from altgrad.numerics import scale_rule
-from altgrad.numerics.cpu import definitions, kernels
+from altgrad.numerics import loops, scale_rule
 from altgrad.optim import state_cpu, update, weight_grid
 from altgrad.optim.coded import POWER, SCALE, Coding
 from altgrad.optim.stiffness import Stiffness
@@ -53,15 +52,15 @@ def _settings(arm: Arm, rule: int) -> dict[str, int]:
 SETTINGS = tuple(_settings(Arm(lr=1.0), 0))
 DEFINITIONS = "".join([
     state_cpu.DEFINITIONS,
-    definitions.enumeration("setting", SETTINGS),
-    definitions.enumeration("direction", DIRECTIONS),
-    definitions.enumeration("unit", UNITS),
-    definitions.enumeration("formula", ("none", *FORMULAS)),
-    definitions.enumeration("weights", WEIGHTS),
-    definitions.of_module("number", update, "LR DECAY BETA1 BETA2 UNBIAS1 UNBIAS2 EPS MOMENTUM MAX_RUNGS UNBIAS_LATER"),
-    definitions.of_module("weight_grid", weight_grid, "ABOVE"),
-    definitions.of_module("rule", update, "MADAM_CLIP GROWS_ABOVE SHRINKS_BELOW"),
-    definitions.of_module(  # the function of this name hides the module
+    loops.enumeration("setting", SETTINGS),
+    loops.enumeration("direction", DIRECTIONS),
+    loops.enumeration("unit", UNITS),
+    loops.enumeration("formula", ("none", *FORMULAS)),
+    loops.enumeration("weights", WEIGHTS),
+    loops.of_module("number", update, "LR DECAY BETA1 BETA2 UNBIAS1 UNBIAS2 EPS MOMENTUM MAX_RUNGS UNBIAS_LATER"),
+    loops.of_module("weight_grid", weight_grid, "ABOVE"),
+    loops.of_module("rule", update, "MADAM_CLIP GROWS_ABOVE SHRINKS_BELOW"),
+    loops.of_module(  # the function of this name hides the module
         "stiffness", import_module("altgrad.optim.stiffness"),
         "PER_BINADE SMALLEST_NORMAL PER_RANGE KNEE SLOPE FLOOR SMALLEST LARGEST TINY LEAST_RMS",
     ),
@@ -103,7 +102,7 @@ def available(arm: Arm, p: Tensor, grid: WeightGrid | None) -> bool:
     of_the_tensor = arm.stiffness in OF_THE_TENSOR and BASES[arm.base].metric
     taken = takes(p) and one_scale and arm.stiffness != "row_rms" and not of_the_tensor and arm.schedule == "constant"
     taken = taken and arm.rounding != "selective" and BASES[arm.base].loops
-    return taken and kernels.load(SOURCE, definitions=DEFINITIONS) is None
+    return taken and loops.load(SOURCE, definitions=DEFINITIONS) is None
 
 
 class Loops:

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from altgrad.config.arms import BASES, Arm
 from altgrad.model.quantized.data_parallel import is_sharded
+from altgrad.numerics import gpu_launch as launch
 from altgrad.numerics import scale_rule
-from altgrad.numerics.gpu import launch
-from altgrad.numerics.tracing import sent
+from altgrad.numerics.compile_utils import sent
 from altgrad.optim import update
 from altgrad.optim.stiffness import Stiffness
 from altgrad.optim.weight_grid import WeightGrid

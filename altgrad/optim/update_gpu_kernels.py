@@ -10,8 +10,7 @@ import triton
 import triton.language as tl
 
 from altgrad.numerics import constants as packed
-from altgrad.numerics.gpu.elements import INFINITY, bits, number, spacing_at
-from altgrad.numerics.gpu.scales import FLOAT32, scale_of
+from altgrad.numerics.gpu_elements import FLOAT32, INFINITY, bits, number, scale_of, spacing_at
 from altgrad.optim import update
 
 MAX, TARGET = tl.constexpr(packed.MAX), tl.constexpr(packed.TARGET)

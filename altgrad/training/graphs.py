@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from altgrad.model.gpt import GPT, MLP, Attention, Block
 from altgrad.model.quantized.linear import QuantizedLinear
 from altgrad.model.quantized.quantizer import Quantizer
-from altgrad.numerics.tracing import ISOLATES, compile_apart
+from altgrad.numerics.compile_utils import ISOLATES, compile_apart
 from altgrad.training.machine import RECORDS, recorded
 
 if TYPE_CHECKING:

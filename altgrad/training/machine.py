@@ -31,7 +31,7 @@ from altgrad.config.schema import Train
 from altgrad.model import linear_layers
 from altgrad.model.hardware import SWITCH, multiplies_bf16
 from altgrad.model.layers import quantizer_of
-from altgrad.numerics.cpu import kernels
+from altgrad.numerics import loops
 from altgrad.optim import ArmOptimizer
 from altgrad.optim.coded import POWER, SCALE
 from altgrad.optim.sharded import local
@@ -82,7 +82,7 @@ def should_compile(train: Train, device: torch.device) -> tuple[bool, str | None
 def missing_tool() -> str | None:
     """Return the name of the tool that compiling for the CPU lacks on this machine, or ``None``."""
     try:
-        kernels.compiler()
+        loops.compiler()
     except OSError:
         return "C++ compiler (g++ or clang++)"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
@@ -173,7 +173,7 @@ def _records(folder: Path) -> dict[Path, dict[str, str]]:
 
 def _processor_digest() -> str:
     """Return eight digits that stand for the processor's name and instructions."""
-    return hashlib.sha256(kernels.processor().encode()).hexdigest()[:8]
+    return hashlib.sha256(loops.processor().encode()).hexdigest()[:8]
 
 
 def device_name(device: torch.device) -> str:

@@ -29,9 +29,15 @@ from altgrad.model import QuantizedLinear, linear_layers, matrix_of
 from altgrad.model.gpt import Block
 from altgrad.model.layers import quantizer_of
 from altgrad.model.quantized.quantizer import Quantizer
-from altgrad.numerics.block_statistics import block_statistics
-from altgrad.numerics.sums import excess_kurtosis, magnitudes, rounding_sums
-from altgrad.numerics.update_sums import LOWEST_BINADE, UpdateSums, update_sums
+from altgrad.numerics.sums import (
+    LOWEST_BINADE,
+    UpdateSums,
+    block_statistics,
+    excess_kurtosis,
+    magnitudes,
+    rounding_sums,
+    update_sums,
+)
 from altgrad.optim import ArmOptimizer
 from altgrad.optim.grids import weight_grids
 from altgrad.optim.sharded import whole

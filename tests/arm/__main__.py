@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from altgrad.numerics.cpu import kernels, sums
+from altgrad.numerics import loops, sums
 from altgrad.optim import update_cpu
 from tests.arm.calls import Call, Recorder, record, to_bytes
 
@@ -36,7 +36,7 @@ BUILDS = {
     "ARM clang": (ARM_CLANG, "aarch64", "armv8.2-a", QEMU),
     "ARM clang sve": (ARM_CLANG, "aarch64", "armv8.4-a+sve", QEMU),
 }
-SOURCES = dict.fromkeys(kernels.SOURCES, "") | {
+SOURCES = dict.fromkeys(loops.SOURCES, "") | {
     sums.SOURCE: sums.DEFINITIONS, update_cpu.SOURCE: update_cpu.DEFINITIONS,
 }  # fmt: skip
 
@@ -47,8 +47,8 @@ def main() -> int:
     if missing:
         print(f"error: make test-arm needs packages of Debian that are not there: apt-get install {' '.join(missing)}")
         return 2
-    others = ((source,) for source in SOURCES if source not in kernels.SOURCES)
-    if any(kernels.load(*sources, definitions=SOURCES[sources[0]]) for sources in (kernels.SOURCES, *others)):
+    others = ((source,) for source in SOURCES if source not in loops.SOURCES)
+    if any(loops.load(*sources, definitions=SOURCES[sources[0]]) for sources in (loops.SOURCES, *others)):
         return 1  # it has warned
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
         _prepare(Path(folder))
@@ -75,15 +75,14 @@ def _prepare(folder: Path) -> None:
         (interface / f"{name}.h").write_text('#include "torch_stand_in.h"\n')
     for source, definitions in SOURCES.items():
         (folder / source.stem).mkdir()
-        (folder / source.stem / "definitions.h").write_text(kernels.NUMERICS + definitions)
+        (folder / source.stem / "definitions.h").write_text(loops.NUMERICS + definitions)
 
 
 def _command(build: str, source: Path, folder: Path) -> list[str]:
     compiler, machine, march, _ = BUILDS[build]
-    flags = [flag for flag in kernels.FLAGS if flag != "-shared"]
-    folders = [folder / "stand_in", folder / source.stem, HERE, kernels.HEADERS]
+    folders = [folder / "stand_in", folder / source.stem, HERE, loops.HEADERS]
     return [
-        *compiler, *kernels.processor_flags(machine, "Linux", march), *flags, *(f"-I{place}" for place in folders),
+        *compiler, *loops.processor_flags(machine, "Linux", march), *loops.FLAGS, *(f"-I{place}" for place in folders),
     ]  # fmt: skip
 
 
@@ -104,8 +103,8 @@ def _compile(folder: Path, build: str, source: Path) -> None:
 def _compile_with_torch(folder: Path, compiler: Sequence[str], source: Path) -> None:
     """See that the source compiles for ARM with torch's own headers, as the package does it there."""
     root = Path(torch.__file__).parent / "include"
-    folders = [kernels.HEADERS, folder / source.stem, root, root / "torch/csrc/api/include"]
-    flags = [*kernels.processor_flags("aarch64", "Linux", "armv8.2-a"), *kernels.FLAGS]
+    folders = [loops.HEADERS, folder / source.stem, root, root / "torch/csrc/api/include"]
+    flags = [*loops.processor_flags("aarch64", "Linux", "armv8.2-a"), *loops.FLAGS]
     _run([*compiler, *flags, *(f"-I{place}" for place in folders), "-fsyntax-only", source])
 
 

@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from altgrad.formats import get_format
 from altgrad.numerics import format_constants
 from altgrad.numerics.constants import HADAMARD_SIGNS, SCALE_RULES, TWO_LEVEL
-from altgrad.numerics.cpu.operators import needs_groups, quantize_by_loops, quantize_groups_by_loops
 from altgrad.numerics.ms_eden import ms_eden
-from altgrad.numerics.update_sums import update_sums
+from altgrad.numerics.operators import quantize_by_operator, quantize_by_operators
+from altgrad.numerics.sums import update_sums
 from altgrad.optim import Arm
 from tests.optim.arms import make, normal_weights
 from tests.optim.test_loops import CASES, arm_named
@@ -148,18 +148,19 @@ def _operands(recorder: Recorder) -> None:
         for j, (kind, x) in enumerate(_inputs(shape, fmt).items()):
             source, target = DTYPES[(i + j) % 4]
             for rule in rules if j % 3 == i % 3 else (rules[(i + j) % len(rules)],):
-                if needs_groups(block, rule):
-                    continue
                 recorder.label = f"{fmt} {shape} {kind} {source} to {target}, block {block}, dim {dim}, rule {rule}"
                 history = [torch.tensor([0.0, 3.0, float("nan")])] if block == 0 and i % 2 else []
-                options = ("max" if j % 2 else "most-recent", "each", block, dim, rule, target, j % 4 == 0)
-                quantize_by_loops([x.to(source)], [constants], history, *options)
+                method = "max" if j % 2 else "most-recent"
+                how = {"block": block, "dim": dim, "rule": rule, "dtype": target, "overwrite": j % 4 == 0}
+                operands = [x.to(source)], [constants], history, []
+                quantize_by_operators(*operands, method=method, learns="each", first=0, **how)
     xs = [x.bfloat16() for shape in SHAPES for x in _inputs(shape, "E4M3").values()]
     for block in (0, -1):
         histories = [torch.tensor([1.0, 0.0]) for _ in xs] if block == 0 else []
         recorder.label = f"several at once, block {block}"
         constants = [format_constants("E4M3")] * len(xs)
-        quantize_by_loops(xs, constants, histories, "max", "first", block, 1, 0, torch.float32, False)
+        how = {"method": "max", "learns": "first", "block": block, "dim": 1, "rule": 0, "dtype": torch.float32}
+        quantize_by_operators(xs, constants, histories, [], first=0, overwrite=False, **how)
 
 
 def _groups(recorder: Recorder) -> None:
@@ -174,7 +175,7 @@ def _groups(recorder: Recorder) -> None:
                 constants = format_constants(fmt, scale_format=scale_format)
                 known = torch.tensor(3.0) if j % 5 == 0 and block != -1 else None
                 recorder.label = f"{fmt} {shape} {kind} {source} to {target}, block {block}, rule {rule}, {stream}"
-                quantize_groups_by_loops(
+                quantize_by_operator(
                     x.to(source), constants, known, block, j % 2, rule, target, stream, 7 * j, j % 4 == 0
                 )
 
@@ -187,9 +188,7 @@ def _codes_and_rotations(recorder: Recorder) -> None:
         for kind, x in _inputs(shape, fmt).items():
             for dtype in (torch.float32, torch.bfloat16):
                 recorder.label = f"{fmt} {shape} {kind} {dtype}"
-                quantized, _ = quantize_by_loops(
-                    [x.to(dtype)], [constants], [], "max", "nothing", 0, 1, 0, torch.float32, False
-                )[0]
+                quantized, _ = quantize_by_operator(x.to(dtype), constants, None, 0, 1, 0, torch.float32)
                 operators.encode_operand(quantized.to(dtype), constants)
                 operators.encode_operand(x.to(dtype), constants)
                 operators.decode_operand(torch.arange(256, dtype=torch.uint8), constants, dtype)

@@ -17,7 +17,7 @@ from altgrad.diagnostics.mantissas import PARTS, clamped, histogram, mantissas
 from altgrad.diagnostics.rebuilt import plain_model
 from altgrad.diagnostics.saved import SavedRun
 from altgrad.numerics import format_constants
-from altgrad.numerics.block_statistics import block_statistics
+from altgrad.numerics.sums import block_statistics
 from altgrad.training.run import train_cell
 from tests.training.conftest import make_cell, make_tokens, without_dropout
 

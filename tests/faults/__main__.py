@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from altgrad.common.files import write_text
+from altgrad.common.provenance import environment
 from altgrad.common.threads import usable_cores
-from altgrad.numerics.check.records import environment
 from tests.faults import campaign, damages, places
 from tests.faults.campaign import Bench, Outcome
 

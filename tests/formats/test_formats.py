@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from altgrad.formats import Format, UnknownFormatError, get_format
-from altgrad.numerics.check.reference import decode_scalar, largest_code, magnitude_of_code
+from altgrad.numerics.reference import decode_scalar, largest_code, magnitude_of_code
 from tests.numerics.numerics_oracles import FORMATS, gfloat_format, name_of
 
 # name, specials, bias, max, smallest normal, smallest subnormal, distinct finite values

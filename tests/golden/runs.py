@@ -22,7 +22,7 @@ from altgrad.config.params import Params, validated
 from altgrad.config.schema import Diagnose
 from altgrad.diagnostics import diagnose_cell
 from altgrad.model import GPT, GPTConfig
-from altgrad.numerics.cpu import kernels
+from altgrad.numerics import loops
 from altgrad.training import train_cell
 from tests.training.conftest import VOCABULARY, interruption, make_documents, make_tokens
 
@@ -85,7 +85,7 @@ def results(run: Run, root: Path) -> Results:
     try:
         with redirect_stdout(said), redirect_stderr(said), pytest.MonkeyPatch.context() as patch:
             if not run.loops:
-                patch.setattr(kernels, "load", lambda *_, **__: "left out")
+                patch.setattr(loops, "load", lambda *_, **__: "left out")
             if run.stop is not None:
                 with interruption(patch, run.stop):
                     train_cell(run.cell, tokens, out, scratch)

@@ -52,8 +52,12 @@ def test_losses_are_near_those_of_the_cpu(device, tokens, tmp_path, fmt):
 
 @pytest.mark.parametrize(
     ("fmt", "compile_"),
-    [("E4M3", "off"), pytest.param("bf16", "off", marks=OF_A_GPU), pytest.param("bf16", "on", marks=pytest.mark.slow),
-     pytest.param("E4M3", "on", marks=pytest.mark.long)],
+    [
+        ("E4M3", "off"),
+        pytest.param("bf16", "off", marks=OF_A_GPU),
+        pytest.param("bf16", "on", marks=pytest.mark.slow),
+        pytest.param("E4M3", "on", marks=pytest.mark.long),
+    ],
 )
 def test_it_repeats_and_resumes_with_the_same_bits(device, tokens, tmp_path, monkeypatch, fmt, compile_):
     cell = make_cell(fmt, scaling="delayed", device=device.type, compile=compile_)

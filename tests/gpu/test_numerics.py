@@ -16,14 +16,14 @@ from altgrad.formats import get_format
 from altgrad.model import QuantizedLinear, Recipe
 from altgrad.model.quantized.native import CAPABILITIES, has_products, native_product
 from altgrad.model.quantized.operand import Operand
-from altgrad.numerics import format_constants, quantize, quantize_operands, random
-from altgrad.numerics.check.prove import check_decision_points, check_order, rounder
+from altgrad.numerics import format_constants, quantize, quantize_operands, uniform
+from altgrad.numerics import gpu_launch as launch
 from altgrad.numerics.constants import FOUR_OVER_SIX, TWO_LEVEL
-from altgrad.numerics.cpu.operators import has_loops, quantize_groups_by_loops
-from altgrad.numerics.gpu import launch
 from altgrad.numerics.ms_eden import ms_eden_pair
 from altgrad.numerics.operand import decode_operand, encode_operand
 from altgrad.numerics.operand_definition import ONE_SCALE, PACKED, ROWS, quantize_by_tensors
+from altgrad.numerics.operators import has_loops, quantize_by_operator
+from altgrad.numerics.prove import check_decision_points, check_order, rounder
 from altgrad.numerics.rounding import ROUNDING_MODES
 from altgrad.numerics.two_level import per_element
 from tests.model.test_native import OF_BLOCKS
@@ -102,7 +102,7 @@ def test_kernels_have_the_bits_of_tensor_operations_on_the_cpu(device, block):
             assert has_loops(there) if device.type == "cpu" else launch.takes_kernels(there, dtypes[1], block)
             with warnings.catch_warnings():
                 warnings.simplefilter("error", UserWarning)  # a kernel that cannot be made says why
-                found = quantize_groups_by_loops(there, *given[:2], block, dim, rule, dtypes[1], given[2], 11, False)
+                found = quantize_by_operator(there, *given[:2], block, dim, rule, dtypes[1], given[2], 11)
             expected = quantize_by_tensors(x, constants, known, block, dim, rule, dtypes[1], stream, 11)
             assert all(same(a.cpu(), b) for a, b in zip(found, expected, strict=True)), (name, rule, dim)
 
@@ -192,7 +192,7 @@ def test_every_mode_has_the_bits_of_the_cpu(device, formats, mode):
 
 def test_random_numbers_are_a_function_of_their_place_alone(device):
     stream = torch.tensor([5, 2, 9])
-    draw = lambda which: random.uniform(torch.Size((700, 130)), which, first=77)  # noqa: E731 # twice, and compiled
+    draw = lambda which: uniform(torch.Size((700, 130)), which, first=77)  # noqa: E731 # twice, and compiled
     expected = draw(stream)
     for compiled in COMPILED:
         assert torch.equal((torch.compile(draw) if compiled else draw)(stream.to(device)).cpu(), expected)
@@ -200,7 +200,7 @@ def test_random_numbers_are_a_function_of_their_place_alone(device):
 
 @pytest.mark.parametrize("path", ["eager", "kernels", "compiled"][: 1 + len(COMPILED)])
 def test_rounding_is_right_around_every_decision(device, formats, path):
-    """The proof, of which ``python -m altgrad.numerics.check.prove --device cuda`` does the whole."""
+    """The proof, of which ``python -m altgrad.numerics.prove --device cuda`` does the whole."""
     around_one = range(0x3F7F0000, 0x3F810000)
     for name in formats:
         fmt = get_format(name)

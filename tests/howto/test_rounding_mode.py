@@ -17,7 +17,7 @@ from altgrad.numerics import quantize
 from tests.howto.conftest import Sources, blocks
 
 PAGE = "numerics/ADD_A_MODE.md"
-FILES = {"altgrad/numerics/rounding.py", "altgrad/numerics/check/reference.py"}
+FILES = {"altgrad/numerics/rounding.py", "altgrad/numerics/reference.py"}
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """What the numerics tests trust, and the inputs they share.
 
 Oracles: gfloat (a reference implementation by members of the P3109 group), the fraction arithmetic of
-altgrad.numerics.check.reference, ml_dtypes and torch's casts. The functions here translate between us.
+altgrad.numerics.reference, ml_dtypes and torch's casts. The functions here translate between us.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from altgrad.numerics import format_constants, get_format, operand_scale
-from altgrad.numerics.block_statistics import block_statistics
 from altgrad.numerics.constants import SIZE, SPACING
+from altgrad.numerics.sums import block_statistics
 
 
 def test_blocks_by_hand():

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from altgrad.formats import clamping, get_format
 from altgrad.numerics import compute_scale, format_constants, quantize
-from altgrad.numerics.block_statistics import block_statistics
+from altgrad.numerics.sums import block_statistics
 
 FORMATS = ("E4M3", "E5M2", "E3M2", "E2M3", "E2M1", "E7M0")
 

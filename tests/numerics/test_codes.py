@@ -8,8 +8,8 @@ import torch
 
 from altgrad.formats import get_format
 from altgrad.numerics import decode, encode, neighbours, quantize, rung, ulp
-from altgrad.numerics.check.prove import decision_points
-from altgrad.numerics.check.reference import encode_scalar, rung_scalar
+from altgrad.numerics.prove import decision_points
+from altgrad.numerics.reference import encode_scalar, rung_scalar
 from tests.numerics.numerics_oracles import FORMATS, KERNEL_FORMATS, assert_identical, every_bfloat16, name_of
 
 every_format = pytest.mark.parametrize("fmt", FORMATS, ids=name_of)

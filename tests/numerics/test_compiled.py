@@ -15,7 +15,7 @@ from altgrad.numerics import (
     round_to_grid,
     scale_from_amax,
 )
-from altgrad.numerics.check.prove import decision_points
+from altgrad.numerics.prove import decision_points
 from tests.numerics.numerics_oracles import KERNEL_FORMATS, assert_identical, every_bfloat16, random_patterns
 
 INPUTS = torch.cat([every_bfloat16(), random_patterns(200_000)])

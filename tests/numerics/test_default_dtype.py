@@ -12,12 +12,11 @@ import torch
 from altgrad import numerics
 from altgrad.formats import get_format
 from altgrad.numerics import operand_definition, sums
-from altgrad.numerics.block_statistics import block_statistics
 from altgrad.numerics.constants import FOUR_OVER_SIX, TWO_LEVEL
 from altgrad.numerics.ms_eden import ms_eden_by_tensors, ms_eden_pair, random_signs
 from altgrad.numerics.operand_definition import block_code, quantize_by_tensors
 from altgrad.numerics.scaling import scale_rule
-from altgrad.numerics.update_sums import update_sums, update_sums_by_tensors
+from altgrad.numerics.sums import block_statistics, update_sums, update_sums_by_tensors
 from tests.default_dtype import OTHERS, require_same_bits
 
 FORMATS = ("E4M3", "E5M2", "E3M4", "E0M7", "E7M0", "E2M1")

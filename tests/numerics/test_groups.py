@@ -27,10 +27,10 @@ from altgrad.numerics import (
     rotate_rows,
 )
 from altgrad.numerics.constants import FOUR_OVER_SIX, HADAMARD_SIGNS, SCALE_RULES, TWO_LEVEL
-from altgrad.numerics.cpu.operators import has_loops, quantize_groups_by_loops
-from altgrad.numerics.hadamard import rotate_by_tensors
 from altgrad.numerics.ms_eden import random_signs
+from altgrad.numerics.operand import rotate_by_tensors
 from altgrad.numerics.operand_definition import ONE_SCALE, ROWS, quantize_by_tensors
+from altgrad.numerics.operators import has_loops, quantize_by_operator
 
 STREAM = torch.tensor([3, 4, 5])
 NVFP4 = {"granularity": "block", "block": 16, "scale_format": "E4M3"}
@@ -77,7 +77,7 @@ def test_loops_are_the_definition_to_the_bit(block, stream):
                 arguments = (x, constants, known, block, dim, rule, dtypes[1], stream, 11)
                 defined = quantize_by_tensors(*arguments)
                 for overwrite in (False, True):  # where x was, if it has the values' dtype
-                    ours = quantize_groups_by_loops(x.clone(), *arguments[1:], overwrite)
+                    ours = quantize_by_operator(x.clone(), *arguments[1:], overwrite)
                     assert all(map(same_bits, ours, defined)), (name, kind, rule, dim)
 
 
@@ -97,7 +97,7 @@ def test_what_is_unusual_is_noticed_wherever_it_stands_alone(block, rule):
                 x.select(1 - dim, place)[shape[dim] // 2] = value
                 arguments = (x, constants, none, block, dim, SCALE_RULES.index(rule), torch.float32, None, 11)
                 defined = quantize_by_tensors(*arguments)
-                ours = quantize_groups_by_loops(x.clone(), *arguments[1:], False)
+                ours = quantize_by_operator(x.clone(), *arguments[1:])
                 single = torch.ops.altgrad.quantize_operand(*arguments[:7])
                 for found in (ours, single):
                     assert all(map(same_bits, found, defined)), (dim, place, value)

@@ -13,7 +13,7 @@ from scipy.linalg import hadamard
 
 from altgrad.numerics import format_constants, quantize_operands, rotate_rows, uniform
 from altgrad.numerics.ms_eden import ms_eden, ms_eden_by_tensors, ms_eden_pair, random_signs
-from altgrad.numerics.random import words
+from altgrad.numerics.philox import words
 from tests.numerics.test_groups import spread
 
 E4M3 = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)  # 0 to 448

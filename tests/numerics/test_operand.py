@@ -24,7 +24,9 @@ from altgrad.numerics import (
     decode_operand,
     encode_operand,
     format_constants,
+    loops,
     operand,
+    operators,
     quantize_operand,
     quantize_operands,
     round_to_grid,
@@ -32,7 +34,6 @@ from altgrad.numerics import (
     update_amax_history,
 )
 from altgrad.numerics.constants import SCALE_RULES
-from altgrad.numerics.cpu import kernels, operators
 from altgrad.numerics.operand_definition import (
     ONE_SCALE,
     ROWS,
@@ -79,14 +80,14 @@ CASES = [
 
 def test_loops_are_looked_for_once(monkeypatch):
     """Every operand asks for them."""
-    first = kernels.available()
-    monkeypatch.delattr(kernels, "ThreadPoolExecutor")
-    assert kernels.available() is first
+    first = loops.available()
+    monkeypatch.delattr(loops, "_library")
+    assert loops.available() is first
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_loops_and_tensor_operations_agree_to_the_bit(name):
-    assert kernels.available(), "no C++ compiler: nothing to compare"
+    assert loops.available(), "no C++ compiler: nothing to compare"
     constants = format_constants(name)
     inputs = [BF16, wide(77, 300), wide(33, 65).t(), torch.zeros(3, 5), around_boundaries(name)]
     inputs += [torch.where(BF16.isfinite(), BF16, 0)[:, :100]]
@@ -106,7 +107,7 @@ def agree(x: Tensor, constants: Tensor, dim: int, block: int, rule: str, remembe
     arguments = (x, constants, remembered, block, dim, SCALE_RULES.index(rule))
     dtypes = (torch.float32, torch.bfloat16)
     return all(
-        all(map(same, operators._quantize(*arguments, dtype), quantize_by_tensors(*arguments, dtype)))
+        all(map(same, operators._quantize_operand(*arguments, dtype), quantize_by_tensors(*arguments, dtype)))
         for dtype in dtypes
     )
 
@@ -259,7 +260,7 @@ def test_operators_keep_what_they_promise_to_autograd_and_the_compiler():
         torch.library.opcheck(ours.quantize_operand, arguments)
         plain, values = x.detach(), x.detach().bfloat16()
         for histories in ([], [torch.ones(3)]) if block == ONE_SCALE else ([],):
-            rest = (histories, True, 1, *options)
+            rest = (histories, [], 0, True, 1, *options)
             torch.library.opcheck(ours.quantize_in_place, (values.clone(), constants, *rest))
             torch.library.opcheck(ours.quantize_into, (plain, values, constants, *rest))
             two = [[plain, 2 * plain], [values, values.clone()], [constants, constants.clone()]]
@@ -300,11 +301,11 @@ def test_compiled_and_eager_agree_to_the_bit():
 IN_A_PROCESS = """
 import sys, torch, warnings
 from altgrad.numerics import format_constants, quantize_operand
-from altgrad.numerics.cpu import kernels
+from altgrad.numerics import loops
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
     found = quantize_operand(torch.linspace(-3, 3, 4096).reshape(64, 64), format_constants("E4M3"))
-print(kernels.available(), found.values.double().sum().item(), found.scale.item(), len(seen))
+print(loops.available(), found.values.double().sum().item(), found.scale.item(), len(seen))
 """
 
 
@@ -322,7 +323,7 @@ def test_processes_that_build_at_once_and_one_without_a_compiler_compute_the_sam
     assert printed[0] == printed[1] == ["True", *printed[2][1:3], "0"]
     assert printed[2][0] == "False" and printed[2][3] == "1"  # with a warning
     left = sorted(path.suffix for path in (tmp_path / "cache" / "altgrad").iterdir())
-    assert left == [".sha256"] * len(kernels.SOURCES) + [".so"] * len(kernels.SOURCES)  # and nothing half-built
+    assert left == [".sha256"] * len(loops.SOURCES) + [".so"] * len(loops.SOURCES)  # and nothing half-built
 
 
 def resident_bytes() -> int:

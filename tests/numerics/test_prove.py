@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from altgrad.formats import get_format
-from altgrad.numerics import format_constants, round_to_grid
-from altgrad.numerics.check import prove
+from altgrad.numerics import format_constants, prove, round_to_grid
 
 FMT = get_format("E3M4")
 # Magnitude patterns around E3M4's smallest normal 0.25, its largest value 31, and infinity.

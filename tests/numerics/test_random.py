@@ -7,8 +7,8 @@ import torch
 
 from altgrad.formats import get_format
 from altgrad.numerics import format_constants, permutation, round_to_grid_stochastic, uniform
-from altgrad.numerics import random as philox_module
-from altgrad.numerics.random import BITS, LANES, philox, words
+from altgrad.numerics import philox as philox_module
+from altgrad.numerics.philox import BITS, LANES, philox, words
 
 LARGEST_SEED, LARGEST_STEP = 2**31 - 1, 10**7
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from altgrad.formats import Format
 from altgrad.numerics import format_constants, quantize, round_to_grid, ulp
-from altgrad.numerics.check.prove import decision_points
+from altgrad.numerics.prove import decision_points
 from tests.numerics.numerics_oracles import (
     DETERMINISTIC_MODES,
     EIGHT_BIT_SPLITS,

@@ -16,8 +16,8 @@ import torch
 
 from altgrad.formats import Format, get_format
 from altgrad.numerics import format_constants, quantize, round_to_grid
-from altgrad.numerics.check.prove import decision_points
-from altgrad.numerics.check.reference import round_scalar
+from altgrad.numerics.prove import decision_points
+from altgrad.numerics.reference import round_scalar
 from altgrad.numerics.rounding import OVERFLOW_POLICIES, round_float64
 from tests.numerics.numerics_oracles import (
     DETERMINISTIC_MODES,

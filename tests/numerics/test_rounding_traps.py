@@ -11,9 +11,9 @@ from torch import Tensor
 
 from altgrad.formats import get_format
 from altgrad.numerics import compute_scale, format_constants, quantize, round_to_grid, ulp
-from altgrad.numerics.check.prove import decision_points
-from altgrad.numerics.check.reference import round_scalar
 from altgrad.numerics.constants import ANCHOR, MAX, ROOT, SPACING, ULPS, packed_constants
+from altgrad.numerics.prove import decision_points
+from altgrad.numerics.reference import round_scalar
 from altgrad.numerics.rounding import SUCCESSOR
 from tests.numerics.numerics_oracles import EIGHT_BIT_SPLITS, KERNEL_FORMATS, assert_identical, name_of, random_patterns
 

@@ -159,7 +159,6 @@ def test_a_remembered_amax_hides_no_overflow(unusual):
     assert not scaling_amax(remembered, own)[2:].isfinite().any()
 
 
-
 def test_shared_scales_are_coded_as_e8m0():
     scale = 2.0 ** torch.arange(-126, 128, dtype=torch.float32)
     codes = encode_mx_scale(scale)

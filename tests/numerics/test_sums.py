@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from altgrad.numerics import broadcast_scale, compute_scale, format_constants, get_format, operand_scale, quantize, sums
-from altgrad.numerics.cpu.kernels import available
-from altgrad.numerics.cpu.sums import has_loops
+from altgrad.numerics.loops import available
+from altgrad.numerics.sums import has_loops
 
 needs_loops = pytest.mark.skipif(not available(), reason="the loops are in C++, and there is no compiler")
 SHAPES = [(0, 3), (1, 1), (7, 1), (1, 15), (3, 16), (5, 33), (2, 1024), (3, 1025), (40, 1000)]

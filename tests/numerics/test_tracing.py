@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from altgrad.numerics.tracing import constant_in_graphs
+from altgrad.numerics.compile_utils import constant_in_graphs
 
 
 def test_the_mark_is_torchs_own():

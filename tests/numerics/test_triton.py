@@ -21,12 +21,20 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from altgrad.numerics import amax, decode, format_constants, ms_eden, operand, quantize_operand, quantize_operands
+from altgrad.numerics import (
+    amax,
+    decode,
+    format_constants,
+    ms_eden,
+    operand,
+    operators,
+    quantize_operand,
+    quantize_operands,
+)
+from altgrad.numerics import gpu_launch as launch
 from altgrad.numerics.constants import FOUR_OVER_SIX, LEARNS, SCALE_RULES, TARGET, TWO_LEVEL
-from altgrad.numerics.cpu import operators
-from altgrad.numerics.gpu import launch
-from altgrad.numerics.hadamard import signs_on
 from altgrad.numerics.ms_eden import CLIP, ROOM, ms_eden_by_tensors, ms_eden_pair, random_signs
+from altgrad.numerics.operand import signs_on
 from altgrad.numerics.operand_definition import (
     FLOAT8,
     ONE_SCALE,
@@ -36,6 +44,7 @@ from altgrad.numerics.operand_definition import (
     quantize_by_tensors,
     rotate_by_tensors,
 )
+from altgrad.numerics.scaling import scaling_amax
 from tests.numerics.test_groups import spread, unusual
 from tests.numerics.test_operand import FORMATS, around_boundaries, same
 
@@ -73,12 +82,13 @@ COMPILED = """
 import re, sys
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from altgrad.numerics.gpu import kernels
+from altgrad.numerics import gpu_kernels as kernels
 from altgrad.numerics import ms_eden
 from altgrad.numerics.ms_eden import CLIP, ROOM
 
 POINTERS = {"x": "*i16", "y": "*i16", "grid": "*fp32", "amaxes": "*i32", "amax": "*i32", "known": "*fp32",
-            "over": "*fp32", "signs": "*fp32", "stream": "*i64", "scales": "*fp32", "blocks": "*u8", "found": "*i32"}
+            "over": "*fp32", "signs": "*fp32", "stream": "*i64", "scales": "*fp32", "scale": "*fp32", "blocks": "*u8",
+            "found": "*i32"}
 
 def instructions(kernel, to="*i16", **constants):
     kinds = {name: "constexpr" if name in constants else POINTERS.get(name, "i32") for name in kernel.arg_names}
@@ -88,19 +98,23 @@ def instructions(kernel, to="*i16", **constants):
     made = compile(source, GPUTarget("cuda", 90, 32), {"num_warps": 4, "enable_fp_fusion": False})
     print(*sorted(set(re.findall(r"\\n\\s+(?:@%p\\d+ )?([a-z][a-z0-9_.]+)", made.asm["ptx"]))))
 
-plain, nothing = {"column_stride": 1, "HAS_OVER": False, "LOG": 0}, {"HAS_KNOWN": False}
-instructions(kernels.find_amax, OF="all", H=1, G=4096, **plain, **nothing)
-for rule, of, own, draws, log, to, h, g, w, *packed in (
-    (0, "all", False, False, 0, "*i16", 1, 4096, 1), (3, "group", True, True, 0, "*i16", 1, 64, 32),
-    (6, "group", True, False, 0, "*i16", 16, 8, 16), (5, "group", True, True, 4, "*i16", 16, 256, 1),
-    (0, "column", False, False, 0, "*u8", 64, 64, 1), (0, "group", True, False, 0, "*u8", 1, 32, 128),
-    (5, "group", True, False, 0, "*u8", 1, 256, 16, 1), (6, "group", True, True, 4, "*u8", 16, 256, 1, 0),
+found = {"column_stride": 1, "HAS_OVER": False, "LOG": 0, "HAS_KNOWN": False, "H": 1, "G": 4096}
+instructions(kernels.find_amax, OF="all", **found)
+amax, groups, levels = kernels.round_at_amax, kernels.round_groups, kernels.round_two_level
+for kernel, to, h, g, w, by_columns, rule, draws, log, more in (
+    (amax, "*i16", 1, 4096, 1, False, 0, False, 0, {"OF": "all"}),
+    (groups, "*i16", 1, 64, 32, False, 3, True, 0, {"KEEPS": False}),
+    (levels, "*i16", 16, 8, 16, False, 6, False, 0, {"PAIRS": -1}),
+    (levels, "*i16", 16, 256, 1, False, 5, True, 4, {"PAIRS": -1}),
+    (amax, "*u8", 64, 64, 1, True, 0, False, 0, {"OF": "column"}),
+    (groups, "*u8", 1, 32, 128, False, 0, False, 0, {"KEEPS": True}),
+    (levels, "*u8", 1, 256, 16, False, 5, False, 0, {"PAIRS": 1}),
+    (levels, "*u8", 16, 256, 1, True, 6, True, 4, {"PAIRS": 0}),
 ):
-    ones = {name: 1 for name, length in (("high", h), ("wide", w)) if length == 1}  # as a launch has them
-    ones |= {"column_stride": 1, "y_row_stride" if of == "column" or packed == [0] else "y_column_stride": 1}
-    ones["PAIRS"] = packed[0] if packed else -1
-    options = {"DRAWS": draws, "ALIGNED": True, "LOG": log, "H": h, "G": g, "W": w}
-    instructions(kernels.scale_and_round, to, RULE=rule, OF=of, OWN=own, **options, **ones, **nothing)
+    given = {"DRAWS": draws, "ALIGNED": True, "LOG": log, "RULE": rule, "HAS_KNOWN": False, "H": h, "G": g} | more
+    if kernel is not amax:
+        given |= {"W": w} | {name: 1 for name, length in (("high", h), ("wide", w)) if length == 1}  # as launches do
+    instructions(kernel, to, column_stride=1, **{"y_row_stride" if by_columns else "y_column_stride": 1}, **given)
 instructions(kernels.round_ms_eden, column_stride=1, CLIP=CLIP, ROOM=ROOM, HAS_OVER=True, LOG=7, HIGH=16, G=32)
 """
 
@@ -129,8 +143,11 @@ def by_kernels(
     memory = torch.full((shape.numel() + 2 * GUARD,), 7.0).to(dtype)
     values = memory[GUARD:-GUARD].view(shape)
     values = values.view(shape[::-1]).t() if by_columns else values
-    options = (constants, NOTHING if known is None else known, NOTHING.long() if stream is None else stream)
-    scale = launch._quantize_into(x, signs, values, *options, first, block, dim, rule)
+    if known is not None:
+        largest = amax(x, "row", dim=dim) if block == ROWS else amax(x)
+        known = scaling_amax(known, largest)  # as `quantize_operands` does before
+    turns = signs if signs.numel() else None
+    scale = launch._quantize(x, turns, values, None, constants, known, stream, first, block, dim, rule)
     assert (memory[:GUARD].float() == 7).all() and (memory[-GUARD:].float() == 7).all()
     return values, scale
 
@@ -236,8 +253,8 @@ def test_packed_codes_and_scales_are_those_of_the_definition(block, rule):
         turned = rotate_by_tensors(x, signs) if signs.numel() > 0 else x
         expected = quantize_by_tensors(turned, constants, None, block, dim, rule, PACKED, stream, 64)
         values, blocks = torch.full_like(expected[0], 0x55), torch.full(expected[2].shape, 0x55).to(torch.uint8)
-        options = (constants, NOTHING, NOTHING.long() if stream is None else stream, 64, block, dim, rule)
-        scale = launch._quantize_into(x, signs, values, *options, blocks)
+        options = (constants, None, stream, 64, block, dim, rule)
+        scale = launch._quantize(x, signs if signs.numel() else None, values, blocks, *options)
         for found, right in zip((values, scale, blocks), expected, strict=True):
             assert same(found, right), (kind, dim)
 
@@ -250,7 +267,7 @@ def test_ms_eden_has_the_bits_of_its_definition(fmt, block, over):
     x, constants, signs = spread((300, 21), 2, 6.0), format_constants(fmt, scale_format="E4M3"), random_signs(STREAM, 1)
     x[:128, 3], x[128:256, 4] = 0, -0.0
     x[:, 5:7] *= torch.tensor([1e-30, 1e4])
-    divisor = NOTHING if over is None else torch.tensor(over)
+    divisor = None if over is None else torch.tensor(over)
     for source, dtype in ((x.t().contiguous().t().bfloat16(), torch.float32), (x, torch.bfloat16)):
         x[3, 1], x[290, 2] = torch.inf, torch.nan  # of the second
         values = torch.empty(384, 21, dtype=dtype)
@@ -267,9 +284,8 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_failures", [])
     for module in (operand, operators):
         monkeypatch.setattr(module, "has_loops", lambda t: False)
-    operations = {"quantize_groups_into": launch.quantize_into, "quantize_groups_in_place": launch.quantize_in_place}
-    for name, function in operations.items():
-        monkeypatch.setattr(torch.ops.altgrad, name, function)
+    for name in ("quantize_into", "quantize_in_place"):
+        monkeypatch.setattr(torch.ops.altgrad, name, operators.ON_GPU[name])
 
 
 def defined(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **options: Any) -> list[operand.Quantized]:
@@ -284,8 +300,8 @@ def test_operands_of_a_gpu_are_made_by_kernels(monkeypatch):
     """What a history remembers of each row or of all sets the scale, and it learns; where the tensor is, or beside."""
     constants, x = format_constants("E3M4"), spread((3, 40))
     calls = []
-    inner = launch._quantize_into
-    monkeypatch.setattr(launch, "_quantize_into", lambda *a: calls.append(a) or inner(*a))
+    inner = launch._quantize
+    monkeypatch.setattr(launch, "_quantize", lambda *a: calls.append(a) or inner(*a))
     for granularity, learns, history in (
         ("tensor", "each", torch.tensor([0.0, 2.0])), ("tensor", "each", torch.zeros(2)),
         ("tensor", "first", torch.zeros(1)), ("row", "nothing", torch.tensor([[[1.0], [0.0], [9.0]]])),
@@ -319,8 +335,7 @@ def test_rotated_operands_of_a_gpu_are_made_by_kernels(monkeypatch, compiled):
         "pair": lambda: ms_eden_pair(x, x.bfloat16(), constants, STREAM, 1, dtype=torch.bfloat16, over=over),
     }
     with torch.library._scoped_library("altgrad", "IMPL") as library:
-        library.impl("quantize_packed_into", launch.quantize_packed_into, "CPU")
-        library.impl("quantize_rotated_into", launch.quantize_rotated_into, "CPU")
+        library.impl("rotate_and_quantize_into", operators.ON_GPU["rotate_and_quantize_into"], "CPU")
         library.impl("rotated_ms_eden_into", ms_eden._rotated_into, "CPU")
         for name, make in cases.items():
             with monkeypatch.context() as patch:
@@ -356,10 +371,10 @@ def test_a_kernel_that_fails_says_so_once_and_the_bits_are_the_same(monkeypatch)
         raise RuntimeError("no such instruction")
 
     with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):  # a smaller batch may do
-        patch.setattr(launch, "_quantize_into", has_no_memory)
+        patch.setattr(launch, "_quantize", has_no_memory)
         quantize_operands([x], [constants])
 
-    monkeypatch.setattr(launch, "_quantize_into", fails)
+    monkeypatch.setattr(launch, "_quantize", fails)
     assert launch.takes_kernels(x, torch.float32, ROWS)
     with pytest.warns(UserWarning, match="not in use, training is slower: no such instruction"):
         (found,) = quantize_operands([x], [constants])

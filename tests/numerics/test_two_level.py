@@ -33,9 +33,9 @@ from altgrad.numerics import (
     quantize_operand,
     quantize_operands,
 )
-from altgrad.numerics.check.reference import round_scalar
 from altgrad.numerics.constants import TWO_LEVEL
 from altgrad.numerics.operand import Quantized
+from altgrad.numerics.reference import round_scalar
 from altgrad.numerics.two_level import element_scale, two_level_scales
 
 U = 2.0**-24  # half a float32 ulp, relative

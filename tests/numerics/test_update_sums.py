@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from altgrad.numerics import format_constants, get_format, refined_constants, update_sums
-from altgrad.numerics.cpu.kernels import available
-from altgrad.numerics.update_sums import HIGHEST_BINADE, LOWEST_BINADE, update_sums_by_tensors
+from altgrad.numerics import format_constants, get_format, refined_constants, sums
+from altgrad.numerics.loops import available
+from altgrad.numerics.sums import HIGHEST_BINADE, LOWEST_BINADE, update_sums_by_tensors
 
 SHAPES = [(0, 3), (1, 1), (7, 5), (3, 1025), (40, 1000)]
 
@@ -16,7 +16,7 @@ SHAPES = [(0, 3), (1, 1), (7, 5), (3, 1025), (40, 1000)]
 def either(request, monkeypatch):
     """Do what the test says with the loops in C++, if there are any, and without."""
     if not request.param:
-        monkeypatch.setattr(update_sums, "has_loops", lambda x: False)
+        monkeypatch.setattr(sums, "has_loops", lambda x: False)
 
 
 def step_of(shape: tuple[int, int]) -> list[torch.Tensor]:
@@ -36,7 +36,7 @@ def step_of(shape: tuple[int, int]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_loops_count_what_the_tensor_operations_do(shape):
     step = step_of(shape)
-    assert all(map(update_sums.has_loops, step))
+    assert all(map(sums.has_loops, step))
     rows = torch.rand((shape[0], 1), generator=torch.Generator().manual_seed(0)) + 0.5
     for name, refinement in (("E4M3", 1), ("E4M3", 256), ("E1M6", 1), ("E7M0", 1), ("E2M1", 1)):
         constants = refined_constants(get_format(name), refinement)
@@ -57,19 +57,19 @@ def test_a_step_by_hand(either):
     new = torch.tensor([[1.125, 1.0, 0.875, 1.0], [2.25, 2.25, 0.0, -1.5]])
     grad = torch.tensor([[-1.0, -1.0, -1.0, 5.0], [0.0, -1e-30, 1.0, 1.0]])
     one = torch.tensor(1.0)
-    found = update_sums.update_sums(old, new, wanted, grad, one, one, format_constants("E4M3"))
+    found = sums.update_sums(old, new, wanted, grad, one, one, format_constants("E4M3"))
     assert found[:4] == (5, 1, 4, 2)  # up against g < 0 twice; down against it, and across g = 0
     assert found.gap == pytest.approx(0.01 * 8 + 0.01 * 4, rel=1e-5)
     assert found.counts == [1, *[0] * 15, 7]  # the zero below all others
     assert found.rungs == [0.0, *[0.0] * 15, 1 + 1 + 1 + 1]
-    finer = update_sums.update_sums(old, new, wanted, grad, 2 * one, 2 * one, format_constants("E4M3"))
+    finer = sums.update_sums(old, new, wanted, grad, 2 * one, 2 * one, format_constants("E4M3"))
     assert finer[:4] == found[:4] and finer.gap == pytest.approx(found.gap, rel=1e-5)  # a power of two is no change
 
 
 def test_a_scale_that_changes_moves_what_products_see_and_no_master(either):
     old = torch.tensor([[1.0, -3.0]])
     one = torch.tensor(1.0)
-    found = update_sums.update_sums(old, old, old, torch.ones(1, 2), one, 1.125 * one, format_constants("E4M3"))
+    found = sums.update_sums(old, old, old, torch.ones(1, 2), one, 1.125 * one, format_constants("E4M3"))
     assert found[:4] == (0, 0, 2, 1)  # 1.125 and -3.375, ties to even -3.5: other codes, for a value down by 1/9
     assert found.rungs == [0.0] * 17 and found.gap == pytest.approx((3.5 / 1.125 - 3) / 0.25, rel=1e-5)
 
@@ -80,5 +80,5 @@ def test_a_scale_that_goes_to_a_power_of_two_changes_only_what_does_not_fit(eith
     new = torch.tensor([[1.125, -3.0, 0.0, 4 * 2.0**-9, 800.0]])
     wanted = torch.tensor([[1.125, -3.01, 2.0**-9, 3 * 2.0**-9, 800.0]])
     one = torch.tensor(1.0)
-    found = update_sums.update_sums(old, new, wanted, torch.ones(1, 5), one, one / 2, format_constants("E4M3"))
+    found = sums.update_sums(old, new, wanted, torch.ones(1, 5), one, one / 2, format_constants("E4M3"))
     assert found[:4] == (3, 1, 4, 1)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from altgrad.numerics.gpu import launch
+from altgrad.numerics import gpu_launch as launch
 from altgrad.optim import update, update_cpu, update_gpu
 from tests.numerics.test_triton import in_a_process
 from tests.optim.arms import arm_named, grid_of, make, normal_weights, step

@@ -41,7 +41,7 @@ SHAPE = (67, 131)  # more than one chunk, and a part of one
 @pytest.fixture
 def by_rules(monkeypatch):
     """Return what takes steps by the rules, and by the loops, as function of whether to compile."""
-    assert update_cpu.kernels.load(update_cpu.SOURCE, definitions=update_cpu.DEFINITIONS) is None, "no C++ compiler"
+    assert update_cpu.loops.load(update_cpu.SOURCE, definitions=update_cpu.DEFINITIONS) is None, "no C++ compiler"
     own = update_cpu.available
 
     def run(arm, fmt, rules, steps=6, amax=None, **options):
@@ -116,7 +116,7 @@ def test_the_rules_compiled_and_eager_agree(by_rules, case):
 
 @pytest.mark.parametrize("name", BY_LOOPS)
 def test_the_loops_have_the_same_bits_with_any_number_of_threads(name):
-    assert update_cpu.kernels.load(update_cpu.SOURCE, definitions=update_cpu.DEFINITIONS) is None, "no C++ compiler"
+    assert update_cpu.loops.load(update_cpu.SOURCE, definitions=update_cpu.DEFINITIONS) is None, "no C++ compiler"
     threads, found = torch.get_num_threads(), []
     for count in (1, 3):
         torch.set_num_threads(count)
@@ -205,7 +205,7 @@ def test_every_setting_and_number_of_an_arm_has_its_name_in_cpp():
 )
 def test_the_operator_keeps_torchs_contract(operator, name, monkeypatch):
     """It changes what its schema says and nothing else, and can be traced."""
-    assert update_cpu.kernels.load(update_cpu.SOURCE, definitions=update_cpu.DEFINITIONS) is None, "no C++ compiler"
+    assert update_cpu.loops.load(update_cpu.SOURCE, definitions=update_cpu.DEFINITIONS) is None, "no C++ compiler"
     calls = []
     monkeypatch.setattr(update_cpu, operator, lambda *arguments: calls.append(arguments))
     weights, optimizer = make(arm_named(name), weights=normal_weights((67, 131)))

@@ -10,7 +10,7 @@ from torch import nn
 from altgrad.model import Recipe, quantize_model, requantize_model
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics import format_constants, permutation, round_to_grid_stochastic, uniform
-from altgrad.numerics.coordinate import at_coordinate, coordinate
+from altgrad.numerics.codes import at_coordinate, coordinate
 from altgrad.optim import Arm, build_optimizer, coded, update, update_cpu
 from tests.optim.arms import arm_named, make, normal_weights
 

@@ -14,7 +14,7 @@ from altgrad.config.cell import scratch_directory
 from altgrad.model import linear_layers
 from altgrad.model.from_cell import arm_of, build_model
 from altgrad.numerics import quantize
-from altgrad.numerics.update_sums import UpdateSums
+from altgrad.numerics.sums import UpdateSums
 from altgrad.optim import build_optimizer
 from altgrad.optim.checks import check_cells
 from altgrad.training.grids import weight_grids

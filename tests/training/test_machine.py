@@ -18,7 +18,7 @@ from altgrad.config import UserError
 from altgrad.model import GPT, GPTConfig, Recipe, hardware, quantize_model
 from altgrad.model.hardware import SWITCH, multiplies_bf16
 from altgrad.model.quantized.quantizer import Quantizer
-from altgrad.numerics.cpu import kernels
+from altgrad.numerics import loops
 from altgrad.training import machine
 from altgrad.training.graphs import compile_model
 from altgrad.training.machine import choose_compute, compile_cache
@@ -145,15 +145,15 @@ def test_what_is_compiled_for_another_processor_is_kept_apart(monkeypatch, tmp_p
         commands.append(command)
         raise OSError("recorded")
 
-    monkeypatch.setattr(kernels.subprocess, "run", run)
+    monkeypatch.setattr(loops.subprocess, "run", run)
     for name in ("x86-64-v4", march):
-        monkeypatch.setenv(kernels.MARCH, name)
+        monkeypatch.setenv(loops.MARCH, name)
         machine.use_compile_cache(tmp_path)
         folders.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
         with pytest.warns(UserWarning, match="recorded"):
-            kernels.load.__wrapped__(kernels.SOURCES[0])
+            loops.load.__wrapped__(loops.SOURCES[0])
     assert folders[0] != folders[1]
-    flags = kernels.processor_flags(platform.machine(), platform.system(), march or "native")
+    flags = loops.processor_flags(platform.machine(), platform.system(), march or "native")
     assert commands[1][1 : 1 + len(flags)] == flags
     made = [Path(command[command.index("-o") + 1]) for command in commands]
     assert made[0].name != made[1].name and made[1].is_relative_to(folders[1])
@@ -161,7 +161,7 @@ def test_what_is_compiled_for_another_processor_is_kept_apart(monkeypatch, tmp_p
 
 def test_each_processor_is_named_in_its_compilers_words():
     """Those of ARM know no vector width and Clang no native architecture; Apple's default is its own processors."""
-    flags = kernels.processor_flags
+    flags = loops.processor_flags
     assert flags("x86_64", "Linux", "native") == ["-march=native", "-mprefer-vector-width=512"]
     assert flags("aarch64", "Linux", "native") == ["-mcpu=native"]
     assert flags("arm64", "Darwin", "native") == []

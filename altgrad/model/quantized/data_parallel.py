@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from altgrad.formats import SCALE_FORMATS
 from altgrad.numerics import amax, amax_from_history
+from altgrad.numerics.compile_utils import materialized
 from altgrad.numerics.operand_definition import learn
 from altgrad.numerics.scaling import scaling_amax
-from altgrad.numerics.tracing import materialized
 
 if TYPE_CHECKING:
     from altgrad.model.quantized.quantizer import Quantizer, Scaling

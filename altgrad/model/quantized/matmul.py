@@ -43,11 +43,11 @@ from altgrad.model.quantized.native import native_product
 from altgrad.model.quantized.operand import Operand, Operands, dequantized
 from altgrad.model.quantized.quantizer import Scaling, Source
 from altgrad.model.quantized.unscaling import unscaled
+from altgrad.numerics.compile_utils import converted
 from altgrad.numerics.ms_eden import ms_eden_pair
 from altgrad.numerics.operand import owned
 from altgrad.numerics.operand_definition import FLOAT8
 from altgrad.numerics.rounding import overflows
-from altgrad.numerics.tracing import converted
 
 
 @dataclass(frozen=True)
@@ -264,9 +264,7 @@ def _rounded_anew(
     return found
 
 
-def _grad_operands(
-    grad: Tensor, source: Source, settings: MatmulSettings, for_weight: bool
-) -> tuple[Operand, Operand]:
+def _grad_operands(grad: Tensor, source: Source, settings: MatmulSettings, for_weight: bool) -> tuple[Operand, Operand]:
     """Return the incoming gradient (n, m) for the product that sums over its columns, and over its rows.
 
     The latter is the former unless it is made ``for_weight``.

@@ -11,8 +11,7 @@ from torch import Tensor
 from altgrad.model.quantized.data_parallel import whole_history
 from altgrad.model.quantized.quantizer import Scaling, Source
 from altgrad.numerics import decode_operand, encode_operand, quantize_operands, rotate_rows
-from altgrad.numerics.hadamard import signs_on
-from altgrad.numerics.operand import Packed
+from altgrad.numerics.operand import Packed, signs_on
 
 CODES = torch.uint8  # no operand's own dtype, but of packed ones
 

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from altgrad.numerics.compile_utils import materialized
 from altgrad.numerics.rounding import power_of_two
 from altgrad.numerics.scaling import floor_log2
-from altgrad.numerics.tracing import materialized
 
 
 def unscaled(y: Tensor, scales: Sequence[Tensor | None]) -> Tensor:

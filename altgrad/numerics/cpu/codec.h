@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "definitions.h"
-#include "eights.h"
+#include "simd8.h"
 #include "expansion.h"
 #include "philox.h"
 
@@ -161,7 +161,7 @@ class Codec {
   }
 
 #ifdef ALTGRAD_EIGHTS
-  // Whether the loops of eights.h take these codes, of moments without a sign if `sign` is false.
+  // Whether the loops of simd8.h take these codes, of moments without a sign if `sign` is false.
   bool in_eights(bool sign) const {
     const bool plain = !mapped_ && !stochastic_ && powers_ == nullptr && sign_shift_ == 24 && shift_ < 23 &&
                        spacing_ >= 0x1p-40f;

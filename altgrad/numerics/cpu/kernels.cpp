@@ -1,7 +1,7 @@
-// The operators of a training step on a CPU: what they are told, and which loops do it; those of groups.cpp apart.
+// The operators of a training step on a CPU: what they are told, and which loops do it.
 //
-// operand_definition.py has the same in tensor operations, which define it; every bit agrees, which
-// tests and the proof over all float32 inputs check. Compiled for the machine at hand, with fp-contract off.
+// operand_definition.py defines them in tensor operations; every bit agrees, which tests and the proof over all float32
+// inputs check. Compiled for the machine at hand, with fp-contract off.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -15,9 +15,7 @@
 
 #include "blocks.h"
 #include "coder.h"
-#include "groups.h"
 #include "hadamard.h"
-#include "philox.h"
 #include "tensors.h"
 
 namespace altgrad {
@@ -45,20 +43,6 @@ struct History {
   }
 };
 
-// How tensors are scaled. block: elements per block, 0 for one scale, -1 for a scale per row.
-struct Scaling {
-  int64_t block;
-  bool rows;  // blocks and scales lie along rows, not columns
-  int64_t rule;
-
-  std::vector<int64_t> sizes(const Tensor& x) const {
-    if (block == 0) return {};
-    if (block > 0) return {0};
-    return rows ? std::vector<int64_t>{x.size(0), 1} : std::vector<int64_t>{1, x.size(1)};
-  }
-  int64_t count(const Tensor& x) const { return block == 0 ? 1 : block > 0 ? 0 : x.size(rows ? 0 : 1); }
-};
-
 // Writes the operand of a tensor with several scales into values, which may be that tensor.
 void round_parts(const Tensor& from, Tensor& values, const Grid& grid, const Scaling& scaling, float* scales) {
   const Shape shape{from.size(0), from.size(1)};
@@ -74,21 +58,43 @@ void round_parts(const Tensor& from, Tensor& values, const Grid& grid, const Sca
   });
 }
 
-// Writes the operands of xs into ys, which may be the same, and their scales where these go, one tensor's behind the
-// other's. histories: those that set the tensors' one scale, or none at all. learns: what they keep of their tensor.
+// Writes the operands of xs to ys, which may be the same tensors, and their scales one tensor's after the other's.
+// histories: set the scale of each tensor, or none at all. learns: what they keep of their tensor. streams: random
+// numbers for each tensor, from place `first` on, or none to round to nearest.
 struct Call {
   Scaling scaling;
+  int64_t first;
   bool newest;
   int64_t learns;
 
   void quantize(std::span<const Tensor> xs, std::span<Tensor> ys, std::span<const Tensor> constants,
-                std::span<Tensor> histories, float* scales) const {
-    if (scaling.block != 0) {
-      for (size_t i = 0; i < xs.size(); scales += scaling.count(xs[i]), ++i) {
+                std::span<Tensor> histories, std::span<const Tensor> streams, float* scales) const {
+    if (scaling.block == 0 && streams.empty()) return quantize_together(xs, ys, constants, histories, scales);
+    for (size_t i = 0; i < xs.size(); scales += scaling.count(xs[i]), ++i) {
+      if (streams.empty() && !scaling.in_groups()) {
         round_parts(xs[i], ys[i], Grid(constants[i]), scaling, scales);
+        continue;
       }
-      return;
+      const float known = histories.empty() ? 0.0f : History(histories[i]).known(newest);
+      const Stream stream = streams.empty() ? Stream{} : Stream::of(streams[i].const_data_ptr<int64_t>());
+      const Stream* numbers = streams.empty() ? nullptr : &stream;
+      const float amax = round_groups(xs[i], ys[i], constants[i], scaling, known, numbers, first, scales);
+      if (!histories.empty()) History(histories[i]).learn(learns, amax);
     }
+  }
+
+  Tensor quantize(const Tensor& x, Tensor& y, const Tensor& constants, std::vector<Tensor>& histories,
+                  const std::vector<Tensor>& streams) const {
+    Tensor scales = small_float(scaling.sizes(x));
+    float* to_scales = static_cast<float*>(scales.mutable_data_ptr());
+    quantize({&x, 1}, {&y, 1}, {&constants, 1}, histories, streams, to_scales);
+    return scales;
+  }
+
+ private:
+  // To nearest, one scale each.
+  void quantize_together(std::span<const Tensor> xs, std::span<Tensor> ys, std::span<const Tensor> constants,
+                         std::span<Tensor> histories, float* scales) const {
     std::vector<Range> ranges;
     for (size_t i = 0; i < xs.size(); ++i) ranges.push_back({&xs[i], &ys[i], Grid(constants[i])});
     for (size_t i = 0; i < histories.size(); ++i) ranges[i].known = History(histories[i]).known(newest);
@@ -96,40 +102,36 @@ struct Call {
     for (size_t i = 0; i < histories.size(); ++i) History(histories[i]).learn(learns, ranges[i].amax);
     for (const Range& range : ranges) *scales++ = range.scale;
   }
-
-  Tensor quantize(const Tensor& x, Tensor& y, const Tensor& constants, std::vector<Tensor>& histories) const {
-    Tensor scales = small_float(scaling.sizes(x));
-    quantize({&x, 1}, {&y, 1}, {&constants, 1}, histories, static_cast<float*>(scales.mutable_data_ptr()));
-    return scales;
-  }
 };
 
-// The operators. (Numbers, tensors and lists of them: torch 2.13 leaks a string or an optional tensor at each call of a
-// stable operator.)
-Tensor quantize_in_place(Tensor values, Tensor constants, std::vector<Tensor> histories, bool newest, int64_t learns,
-                         int64_t block, int64_t dim, int64_t rule) {
-  return Call{{block, dim != 0, rule}, newest, learns}.quantize(values, values, constants, histories);
+// The operators take numbers, tensors and lists of them: torch 2.13 leaks a string or an optional tensor at each call of
+// a stable operator.
+Tensor quantize_in_place(Tensor values, Tensor constants, std::vector<Tensor> histories, std::vector<Tensor> streams,
+                         int64_t first, bool newest, int64_t learns, int64_t block, int64_t dim, int64_t rule) {
+  const Call call{{block, dim != 0, rule}, first, newest, learns};
+  return call.quantize(values, values, constants, histories, streams);
 }
 
-Tensor quantize_into(Tensor x, Tensor values, Tensor constants, std::vector<Tensor> histories, bool newest,
-                     int64_t learns, int64_t block, int64_t dim, int64_t rule) {
+Tensor quantize_into(Tensor x, Tensor values, Tensor constants, std::vector<Tensor> histories,
+                     std::vector<Tensor> streams, int64_t first, bool newest, int64_t learns, int64_t block,
+                     int64_t dim, int64_t rule) {
   if (!x.is_contiguous()) x = torch::stable::contiguous(x);
-  return Call{{block, dim != 0, rule}, newest, learns}.quantize(x, values, constants, histories);
+  const Call call{{block, dim != 0, rule}, first, newest, learns};
+  return call.quantize(x, values, constants, histories, streams);
 }
 
 // Several at once; their scales in a row.
 Tensor quantize_each_into(std::vector<Tensor> xs, std::vector<Tensor> values, std::vector<Tensor> constants,
-                          std::vector<Tensor> histories, bool newest, int64_t learns, int64_t block, int64_t dim,
-                          int64_t rule) {
-  const Scaling scaling{block, dim != 0, rule};
+                          std::vector<Tensor> histories, std::vector<Tensor> streams, int64_t first, bool newest,
+                          int64_t learns, int64_t block, int64_t dim, int64_t rule) {
+  const Call call{{block, dim != 0, rule}, first, newest, learns};
   int64_t count = 0;
   for (Tensor& x : xs) {
     if (!x.is_contiguous()) x = torch::stable::contiguous(x);
-    count += scaling.count(x);
+    count += call.scaling.count(x);
   }
   Tensor scales = small_float({count});
-  float* to_scales = static_cast<float*>(scales.mutable_data_ptr());
-  Call{scaling, newest, learns}.quantize(xs, values, constants, histories, to_scales);
+  call.quantize(xs, values, constants, histories, streams, static_cast<float*>(scales.mutable_data_ptr()));
   return scales;
 }
 
@@ -141,7 +143,9 @@ Tensor rotate_rows(Tensor x, Tensor signs) {
     auto run = [&](const auto known) {
       rotate(from, rows, columns, signs.const_data_ptr<float>(), known, static_cast<float*>(y.mutable_data_ptr()));
     };
-    size == Groups::kUsual ? run(Groups::Usual{}) : size == 128 ? run(std::integral_constant<int64_t, 128>{}) : run(size);
+    size == 16    ? run(std::integral_constant<int64_t, 16>{})
+    : size == 128 ? run(std::integral_constant<int64_t, 128>{})
+                  : run(size);
   });
   return y;
 }

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "groups.h"
+#include "block_scales.h"
 
 namespace altgrad {
 

@@ -1,4 +1,4 @@
-// Operands with one scale per tensor, that of a history or their own; and the tensors that scales are returned in.
+// What the operators are told about scales, the tensors that scales are returned in, and operands with one scale.
 
 #pragma once
 
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "elements.h"
+#include "philox.h"
 
 namespace altgrad {
 
@@ -24,6 +25,35 @@ inline Tensor small_float(const std::vector<int64_t>& sizes) {
   return torch::stable::from_blob(data, sizes, strides, torch::stable::Device(torch::headeronly::DeviceType::CPU),
                                   ScalarType::Float, &std::free);
 }
+
+// How the elements of a tensor share scales. block: elements per block; 0: one scale for all; -1: one per row or column;
+// below -1: tiles of -block rows and columns. rows: blocks and scales lie along rows.
+struct Scaling {
+  int64_t block;
+  bool rows;
+  int64_t rule;
+
+  bool two_level() const { return rule >= scale_rule::kTwoLevel; }
+  // Whether only round_groups does it, in two passes.
+  bool in_groups() const { return two_level() || block < -1 || (block > 0 && rule == scale_rule::kFloat32); }
+  // The shape of the scales that are returned: none of blocks, unless they are under one of the tensor.
+  std::vector<int64_t> sizes(const Tensor& x) const {
+    if (block == 0 || two_level()) return {};
+    if (block != -1) return {0};
+    return rows ? std::vector<int64_t>{x.size(0), 1} : std::vector<int64_t>{1, x.size(1)};
+  }
+  int64_t count(const Tensor& x) const {
+    int64_t product = 1;
+    for (const int64_t size : sizes(x)) product *= size;
+    return product;
+  }
+};
+
+// In block_scales.cpp: writes the operand of x to y, which may be x, and the scales that are returned to `kept`. Returns
+// the amax of x. known: the amax that sets the tensor's scale, 0 for that of x. stream: random numbers, of which the
+// first element takes the one at place `first`; null to round to nearest.
+float round_groups(const Tensor& x, Tensor& y, const Tensor& constants, const Scaling& scaling, float known,
+                   const Stream* stream, int64_t first, float* kept);
 
 constexpr int64_t kSpan = 1 << 16;  // elements of a tensor that a thread handles at a time
 

@@ -1,18 +1,17 @@
 """A complete proof of rounding: every float32 input, in every deterministic mode.
 
-    python -m altgrad.numerics.check.prove --formats E3M4 E7M0 --modes nearest-even
+    python -m altgrad.numerics.prove --formats E3M4 E7M0 --modes nearest-even
 
-Rounding is a monotone step function. If it is right at each of its decision points and on the float32
-numbers next to them, and never steps back in between, then it is right everywhere. So two things are
-checked for a format and mode:
+Rounding is a monotone step function. If it is right at each of its decision points and at the float32 numbers next to
+them, and never steps back in between, then it is right everywhere. So two things are checked for a format and mode:
 
-1. At every value of the format and every midpoint between two, and their float32 neighbours, of both signs, the
-   result is that of exact fractions (`altgrad.numerics.check.reference`).
-2. Over all 2^32 bit patterns, in order of magnitude: the result's magnitude never decreases, its sign
-   is the input's (+0 for a format without -0), and NaN gives NaN and nothing else does so in range.
+1. At every value of the format, every midpoint between two, and their float32 neighbours, of both signs, the result is
+   that of exact fractions (`altgrad.numerics.reference`).
+2. Over all 2^32 bit patterns, in order of magnitude: the result's magnitude never decreases, its sign is the input's
+   (+0 for a format without -0), and NaN gives NaN.
 
-Both are done for the eager and the compiled path, and for the loops of a CPU or the kernels of a GPU (`kernels`), which
-round to nearest even and saturate; with ``--device cuda``, on a GPU. The result is written as JSON.
+The paths are eager, compiled, and the loops of a CPU or kernels of a GPU (`kernels`), which round to nearest even and
+saturate. The result is written as JSON.
 """
 
 from __future__ import annotations
@@ -30,14 +29,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from altgrad.common.console import called, while_read
+from altgrad.common.provenance import environment, write_record
 from altgrad.formats import Format, get_format
-from altgrad.numerics.check.records import environment, write_record
-from altgrad.numerics.check.reference import grid, round_scalar
+from altgrad.numerics import gpu_launch, loops
 from altgrad.numerics.constants import TARGET, format_constants
-from altgrad.numerics.cpu import kernels
-from altgrad.numerics.gpu import launch
 from altgrad.numerics.operand import quantize_operand
 from altgrad.numerics.quantization import quantize, require_holds
+from altgrad.numerics.reference import grid, round_scalar
 from altgrad.numerics.rounding import OVERFLOW_POLICIES, ROUNDING_MODES, round_to_grid
 
 Rounder = Callable[[Tensor], Tensor]
@@ -52,11 +50,10 @@ _CHUNKS = {"cpu": 1 << 18, "cuda": 1 << 25}  # patterns at a time: a few buffers
 
 
 def decision_points(fmt: Format, stride: int = 1) -> Tensor:
-    """Return where rounding may change its mind, as float32, of both signs.
+    """Return the points where the result of rounding may change, as float32, of both signs.
 
-    Each value of the format and each midpoint between two, up to the first value past the range, with the
-    float32 numbers next below and above; and the extremes of float32. ``stride`` n keeps only every
-    n-th value, but always those at either end.
+    These are each value of the format and each midpoint between two, up to the first value past the range, their
+    float32 neighbours, and the extremes of float32. ``stride`` n keeps only every n-th value, and those at either end.
     """
     values = grid(fmt)
     count = len(values) - 1
@@ -71,7 +68,7 @@ def decision_points(fmt: Format, stride: int = 1) -> Tensor:
 
 
 def rounder(fmt: Format, mode: str, overflow: str, path: str, device: torch.device | str = "cpu") -> Rounder:
-    """Return the function under proof: what the bench itself calls on float32 tensors on ``device``."""
+    """Return the function under proof, as training calls it on float32 tensors on ``device``."""
     if path == "eager":
         return lambda x: quantize(x, fmt, rounding=mode, overflow=overflow)
     if path == "kernels":
@@ -79,7 +76,7 @@ def rounder(fmt: Format, mode: str, overflow: str, path: str, device: torch.devi
         one = packed[TARGET].clone()  # an amax of the scaling target: scale 1
 
         def by_kernels(x: Tensor) -> Tensor:
-            # What is not finite makes all of an operand NaN, and so is not an element's matter.
+            # One element that is not finite makes all of an operand NaN, so these are rounded by themselves.
             finite = x.isfinite()
             found = quantize_operand(torch.where(finite, x, 0)[None], packed, one, dtype=torch.float32).values[0]
             return torch.where(finite, found, round_to_grid(x, packed))
@@ -96,7 +93,7 @@ def rounder(fmt: Format, mode: str, overflow: str, path: str, device: torch.devi
 def check_decision_points(
     round_: Rounder, fmt: Format, mode: str, overflow: str, device: torch.device | str = "cpu"
 ) -> tuple[int, list[str]]:
-    """Compare with exact fractions: number of points checked, and a line for each mismatch."""
+    """Compare with exact fractions; return the number of points checked, and a line for each mismatch."""
     points = decision_points(fmt)
     actual = round_(points.to(device)).cpu().double()
     expected = torch.tensor([round_scalar(x, fmt, mode, overflow) for x in points.tolist()], dtype=torch.float64)
@@ -116,14 +113,14 @@ def check_order(
     progress: tqdm | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[int, list[str]]:
-    """Sweep bit patterns for order, sign and NaN: number of patterns, and a line for each violation.
+    """Sweep bit patterns for order, sign and NaN; return their number, and a line for each violation.
 
     Args:
         round_: the function under proof.
         fmt: its format.
         magnitudes: the magnitude patterns to sweep with either sign, step 1; all by default.
         progress: advanced by the patterns done.
-        device: where it rounds.
+        device: device to round on.
     """
     lines = []
     chunk = _CHUNKS[torch.device(device).type]
@@ -142,13 +139,13 @@ def check_order(
 
 
 def _suspicious(pattern: Tensor, result: Tensor) -> bool:
-    """Whether a run needs a closer look: a step back or another sign, NaN and missing -0 among them."""
+    """Whether a run needs a closer look: it steps back or changes sign, as NaN and a missing -0 do too."""
     magnitude = result & 0x7FFFFFFF
     return bool((magnitude[1:] < magnitude[:-1]).any() or ((pattern ^ result) < 0).any())
 
 
 def _violations(pattern: Tensor, rounded: Tensor, fmt: Format) -> list[str]:
-    """A line for each kind of violation in one run of ascending magnitudes."""
+    """Return a line for each kind of violation in one run of ascending magnitudes."""
     result = rounded.view(torch.int32)
     magnitude = result & 0x7FFFFFFF
     input_is_nan = (pattern & 0x7FFFFFFF) > _INFINITY
@@ -205,7 +202,7 @@ def prove(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prove the formats and modes asked for; 1 if anything was wrong."""
-    parser = argparse.ArgumentParser(prog=called("numerics.check.prove"), description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog=called("numerics.prove"), description=__doc__.split("\n")[0])
     parser.add_argument(
         "--formats", nargs="+", type=_provable_format, default=DEFAULT_FORMATS, metavar="FORMAT",
         help="default: the eight formats of 8 bits",
@@ -227,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if on_gpu and not torch.cuda.is_available():
         parser.error("--device cuda: this torch sees no CUDA device; leave it out to prove the CPU's paths")
     paths = options.paths or PATHS
-    if "kernels" in paths and not (launch if on_gpu else kernels).available():
+    if "kernels" in paths and not (gpu_launch if on_gpu else loops).available():
         what = "Triton" if on_gpu else "a C++ compiler"
         parser.error(f"--paths kernels needs {what}; name the others to prove those")
 
@@ -239,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path in paths
         if path != "kernels" or _in_kernels(get_format(fmt), mode, overflow)
     ]
-    record = {**environment("altgrad.numerics.check.prove", arguments), "results": []}
+    record = {**environment("altgrad.numerics.prove", arguments), "results": []}
     if on_gpu:
         record["device"] = torch.cuda.get_device_name()
     total = 2 * MAGNITUDE_PATTERNS * len(cases)

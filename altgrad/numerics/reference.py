@@ -1,8 +1,8 @@
-"""The definition of rounding and codes once more, one number at a time, in exact fractions.
+"""The definition of rounding and codes again, one number at a time, in exact fractions.
 
-Slow on purpose and meant to be believed by reading: the whole quantization grid is listed from the definition of
-a code's value, and a number is rounded by looking at the two entries it lies between. The vectorised
-functions are tested equal to these. Nothing here is shared with them but `Format`'s fields.
+Slow on purpose and meant to be believed by reading: all values of a format are listed from the definition of a code's
+value, and a number is rounded by looking at the two values that it lies between. Tests compare the vectorised functions
+with these. The two share nothing but `Format`'s fields.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from altgrad.formats import Format
 
 
 def magnitude_of_code(code: int, fmt: Format) -> Fraction:
-    """The value of a magnitude code, as if every code were a number.
+    """Return the value of a magnitude code, as if every code were a number.
 
-    Field 0 holds ``m / 2^M * 2^(1 - bias)``, a field e >= 1 ``(1 + m / 2^M) * 2^(e - bias)``; an
-    format without sign and mantissa has the second form throughout.
+    Field 0 holds ``m / 2^M * 2^(1 - bias)``, a field e >= 1 ``(1 + m / 2^M) * 2^(e - bias)``. A format without sign and
+    mantissa has the second form throughout.
     """
     field, mantissa = divmod(code, 2**fmt.mantissa_bits)
     fraction = Fraction(mantissa, 2**fmt.mantissa_bits)
@@ -29,7 +29,7 @@ def magnitude_of_code(code: int, fmt: Format) -> Fraction:
 
 
 def largest_code(fmt: Format) -> int:
-    """The magnitude code of the largest finite value."""
+    """Return the magnitude code of the largest finite value."""
     all_ones = 2 ** (fmt.exponent_bits + fmt.mantissa_bits) - 1
     if fmt.specials in ("fn", "p3109"):  # the all-ones magnitude is NaN or Inf
         return all_ones - 1
@@ -40,7 +40,7 @@ def largest_code(fmt: Format) -> int:
 
 @lru_cache(maxsize=8)
 def grid(fmt: Format) -> tuple[Fraction, ...]:
-    """All finite magnitudes in code order, and one more: the next if the codes went on."""
+    """Return all finite magnitudes in code order, and the next one that there would be."""
     return tuple(magnitude_of_code(code, fmt) for code in range(largest_code(fmt) + 2))
 
 
@@ -77,7 +77,7 @@ def round_scalar(
 def _rounded_code(
     magnitude: Fraction, negative: bool, fmt: Format, rounding: str, random: int, random_bits: int
 ) -> int:
-    """The magnitude code that is rounded to; one past `largest_code` stands for overflow."""
+    """Return the magnitude code of the result; one past `largest_code` stands for overflow."""
     values = grid(fmt)
     magnitude = max(magnitude, values[0])  # not zero in an unsigned format
     towards_zero = rounding == "toward-zero" or rounding == ("up" if negative else "down")
@@ -97,7 +97,7 @@ def _rounded_code(
 
 
 def decode_scalar(code: int, fmt: Format) -> float:
-    """The value of one code, specials included."""
+    """Return the value of one code, specials included."""
     magnitude_bits = fmt.exponent_bits + fmt.mantissa_bits
     sign, magnitude = divmod(code, 2**magnitude_bits)
     if sign and magnitude == 0 and fmt.specials in ("fnuz", "p3109"):
@@ -112,7 +112,7 @@ def decode_scalar(code: int, fmt: Format) -> float:
 
 
 def encode_scalar(x: float, fmt: Format) -> int:
-    """The lowest code with exactly this value, -0 and 0 being two.
+    """Return the lowest code with exactly this value; -0 and 0 are two values.
 
     Raises:
         ValueError: no code has it.
@@ -127,6 +127,6 @@ def encode_scalar(x: float, fmt: Format) -> int:
 
 
 def rung_scalar(x: float, fmt: Format) -> int:
-    """Representable values between zero and x, x included and signed."""
+    """Return the number of representable values from zero to x, x included, with the sign of x."""
     count = sum(1 for value in grid(fmt)[1:-1] if value <= abs(Fraction(x)))
     return -count if x < 0 else count

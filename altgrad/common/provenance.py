@@ -1,4 +1,7 @@
-"""What the proof and the benchmark write down: results, and where they were made."""
+"""Where a measured result comes from, for the records that proofs and benchmarks write.
+
+A file of its own, as it is the only one here that asks torch something.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from altgrad.common.files import write_text
 from altgrad.common.threads import processor_name
 
 
 def environment(module: str, arguments: Sequence[str] | None) -> dict[str, Any]:
-    """Return the command, commit, versions, processor, threads and how busy the machine was.
+    """Return the command, commit, versions, processor, threads and the load of the machine.
 
     Args:
-        module: what was run with ``python -m``.
+        module: the module that was run with ``python -m``.
         arguments: its arguments; None for those of this process.
     """
+    import torch  # which most commands do without
+
     return {
         "command": " ".join(["python -m", module, *(sys.argv[1:] if arguments is None else arguments)]),
         "commit": _git("rev-parse", "HEAD"),
@@ -44,8 +47,7 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 
 def _git(*arguments: str) -> str | None:
     try:
-        # All of AltGrad: what is measured is more than this package.
-        folder = Path(__file__).parents[1]
+        folder = Path(__file__).parents[1]  # the whole package
         done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return None
