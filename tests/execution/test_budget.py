@@ -22,8 +22,6 @@ from altgrad.benchmark import probe
 from altgrad.common.files import read_json, write_json
 from altgrad.config import UserError
 from altgrad.config.schema import Budget, MonitorSettings
-from altgrad.execution import budget, kinds, plan
-from altgrad.config.schema import Budget, Monitor
 from altgrad.execution import budget, costs, pending
 from altgrad.execution.__main__ import main
 from altgrad.execution.budget import Estimate, choose, duration, said
