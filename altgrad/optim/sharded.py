@@ -16,8 +16,7 @@ from torch import Tensor
 
 from altgrad.config.arms import Arm
 from altgrad.config.bases import BASES
-from altgrad.model.quantized.data_parallel import is_sharded
-from altgrad.model.quantized.gathered import master_of
+from altgrad.model.quantized.data_parallel import is_sharded, master_of
 from altgrad.optim.weight_grid import WeightGrid
 
 ELEMENTWISE = (None, "ulp", "smooth", "range")  # stiffness that looks at one weight and the tensor's scale
