@@ -34,7 +34,7 @@ from altgrad.diagnostics.what_if import GRANULARITIES, SPLITS
 from altgrad.model import GPT, embedded_weights, linear_layers, quantize_model
 from altgrad.model.from_cell import config_of, recipe_of
 from altgrad.model.hardware import multiplies_bf16
-from altgrad.model.lora import add_adapters
+from altgrad.model.layers import add_adapters
 
 UNQUANTIZED, AS_TRAINED = "none", "as trained"
 SHARES = (0.1, 0.3, 0.5, 0.7)  # of a layer's weights, to be pruned
@@ -54,8 +54,10 @@ class Evaluated:
         self._sample = task.sample()
 
     def model(self, recipe: Recipe) -> GPT:
-        model = GPT(self._config)
-        return add_adapters(quantize_model(model, recipe), self.cell.lora)
+        model = quantize_model(GPT(self._config), recipe)
+        if self.cell.lora is not None:
+            add_adapters(model, self.cell.lora)
+        return model
 
     def loss(self, weights: Mapping[str, Tensor], recipe: Recipe) -> float:
         """Return the loss of ``weights`` under ``recipe``, nats per token; one that is not finite as it is."""

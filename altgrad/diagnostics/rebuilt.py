@@ -30,7 +30,7 @@ from altgrad.config.recipe import LayerRecipe
 from altgrad.data.batches import task_of
 from altgrad.model import GPT, embedded_weights, linear_layers
 from altgrad.model.from_cell import config_of, recipe_of
-from altgrad.model.lora import adapter_of, add_adapters, attach
+from altgrad.model.layers import adapter_of, add_adapters, attach
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics import quantize
 
@@ -117,7 +117,10 @@ def plain_model(cell: Cell, saved: Mapping[str, Tensor], tokens: Path, most: int
     """Return the model of ``cell`` with its ``saved`` parameters and nothing quantized, and a batch, as in `of`."""
     task = task_of(cell, tokens, "val")
     inputs, targets = task.sample(max(1, most // cell.model.context))
-    model = add_adapters(GPT(config_of(cell, task.vocab_size, task.labels)), cell.lora).requires_grad_()
+    model = GPT(config_of(cell, task.vocab_size, task.labels))
+    if cell.lora is not None:
+        add_adapters(model, cell.lora)
+    model.requires_grad_()
     load_saved(cell, model, saved)
     return model.eval(), inputs, targets
 

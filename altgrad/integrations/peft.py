@@ -67,7 +67,7 @@ def quantize_model(model: Model, recipe: Recipe, *, seed: int = 0) -> Model:
     matched = recipe.match(dict.fromkeys(names.values()))
     rules = [matched[before].on(name) for name, before in names.items() if before in matched]
     quantize_plain_model(model, Recipe(rules=tuple(rules)), seed=seed)
-    set_streams(model, seed, own=own)
+    set_streams(model, seed, name_of=own)
     return model
 
 

@@ -1,16 +1,27 @@
-"""What of a model is quantized, what is left, and why: read off the model as it is."""
+"""Which weights of a model are quantized, which are not, and why: read off the model as it is.
+
+A product outside of a layer, such as ``F.linear(x, self.proj.weight)`` in a module's method, is not quantized. It is
+searched for in the source of the modules' classes, from the call of a product to ``self``, through local names. Layers
+of a list, weights behind a property and code outside of modules are not found.
+"""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
-from collections.abc import Iterable, Iterator
+import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from types import FunctionType
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from altgrad.config.recipe import ROLES
 from altgrad.model.layers import (
+    Adapter,
     embedded_weights,
     has_own_forward,
     is_linear,
@@ -18,22 +29,24 @@ from altgrad.model.layers import (
     linear_layers,
     virtual_weight,
 )
-from altgrad.model.lora import Adapter
-from altgrad.model.readers import Reader, readers_of_weights
 
-LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)
-ELEMENTWISE = (nn.LayerNorm, nn.RMSNorm)  # whose parameters may be matrices, and take part in no product
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+ELEMENTWISE = (nn.LayerNorm, nn.RMSNorm)  # their parameters may be matrices, and are in no product
+PRODUCTS = {
+    "linear", "matmul", "mm", "bmm", "addmm", "addbmm", "baddbmm", "einsum", "bilinear", "multi_head_attention_forward",
+}  # fmt: skip
+#: Attributes of a weight that are in no product.
+FACTS = {"dtype", "device", "shape", "size", "ndim", "dim", "numel", "requires_grad", "is_cuda", "type"}
 
 
 @dataclass(frozen=True)
 class Account:
-    """What :func:`account` found; ``str`` makes a table of it, layers that differ in numbers alone as one row.
+    """The result of :func:`account`; ``str`` makes a table of it, with layers that differ in numbers alone as one row.
 
     Attributes:
         quantized: layer -> role -> name of its format, ``None`` where the role is not quantized.
         left: layer, embedding or parameter -> why it is not quantized.
-        unknown: those parameters of ``left`` that take part in products which no recipe reaches -> the class of
-            their module.
+        unknown: the parameters of ``left`` in products that no recipe reaches -> the class of their module.
         shares: ``quantized`` and ``unknown`` -> share of the weights that take part in products, by elements.
     """
 
@@ -49,7 +62,7 @@ class Account:
         return f"{layers} quantized, {self.shares['quantized']:.1%} of the weights that take part in products"
 
     def __str__(self) -> str:
-        formats = {name: tuple(str(found[role] or "-") for role in ROLES) for name, found in self.quantized.items()}
+        formats = {name: tuple(str(roles[role] or "-") for role in ROLES) for name, roles in self.quantized.items()}
         lines = [self.summary]
         if formats:
             lines += _table(("quantized", "layers", *ROLES), formats)
@@ -59,16 +72,15 @@ class Account:
 
 
 def account(model: nn.Module) -> Account:
-    """Return what of ``model`` is quantized at this moment, what is left and why; before surgery all is left.
+    """Return which weights of ``model`` are quantized now, which are left and why.
 
-    A weight takes part in products if it has two dimensions or more and is not just looked up or multiplied
-    element by element; a head that shares an embedding's weight is a layer like any other. Of a module that is
-    not known, each such parameter is taken to be one. Adapters (`altgrad.model.lora`) are beside the weights.
+    A weight takes part in products if it has two dimensions or more and is not only looked up or multiplied element by
+    element; in a module that is not known, each such parameter counts. A head that shares an embedding's weight is a
+    layer like any other. Adapters are not counted.
 
-    Where code around a layer multiplies with its weight itself, that product is not quantized: ``left`` says so, and a
-    layer that this code never calls is not quantized at all. `altgrad.model.readers` says what of this is found.
+    A layer that the code around it never calls, but whose weight it multiplies with, is not quantized at all.
     """
-    readers = readers_of_weights(model)
+    readers = _readers(model)
     layers = {name: layer for name, layer in linear_layers(model).items() if name not in readers or readers[name].calls}
     quantized = {name: recipe.format_names() for name, layer in layers.items() if (recipe := layer_recipe(layer))}
     left = {}
@@ -78,26 +90,35 @@ def account(model: nn.Module) -> Account:
         elif name not in quantized:
             left[name] = "no rule quantizes it"
     for name, module in model.named_modules():
-        if isinstance(module, LOOKED_UP) and name not in readers:
+        if isinstance(module, EMBEDDINGS) and name not in readers:
             left[name] = "looked up, no product"
     for name, reader in readers.items():
         left[f"{name}.weight"] = f"{type(reader.module).__name__} multiplies with it itself, past the layer"
     unknown = dict(_unknown(model, layers, readers))
     for name, (_, module) in unknown.items():
-        left.setdefault(name, f"{type(module).__name__}: {_why_unknown(module)}")
+        why = "its forward is not nn.Linear's" if has_own_forward(module) else "its products are not known"
+        left.setdefault(name, f"{type(module).__name__}: {why}")
     weights = {layer.weight for layer in layers.values()}
     done = sum(w.numel() for w in {layers[name].weight for name in quantized})
     out_of_reach = sum(p.numel() for p, _ in unknown.values())
-    every = max(1, sum(w.numel() for w in weights) + out_of_reach)
+    total = max(1, sum(w.numel() for w in weights) + out_of_reach)
     return Account(
         quantized=quantized, left=left,
         unknown={name: type(module).__name__ for name, (_, module) in unknown.items()},
-        shares={"quantized": done / every, "unknown": out_of_reach / every},
+        shares={"quantized": done / total, "unknown": out_of_reach / total},
     )  # fmt: skip
 
 
+class _Reader(NamedTuple):
+    """A ``module`` whose code multiplies with the weight of a ``layer`` in it, and whether it calls the layer too."""
+
+    module: nn.Module
+    layer: Any
+    calls: bool
+
+
 def _unknown(
-    model: nn.Module, layers: dict[str, Any], readers: dict[str, Reader]
+    model: nn.Module, layers: dict[str, Any], readers: dict[str, _Reader]
 ) -> Iterator[tuple[str, tuple[nn.Parameter, nn.Module]]]:
     """Yield the parameters that may take part in products outside of ``layers``, with their modules."""
     seen = {layer.weight for layer in layers.values()}
@@ -108,7 +129,7 @@ def _unknown(
             yield f"{name}.weight", (weight, reader.module)
     seen |= embedded_weights(model)
     for prefix, module in model.named_modules():
-        if is_linear(module) or isinstance(module, (*LOOKED_UP, *ELEMENTWISE, Adapter)):
+        if is_linear(module) or isinstance(module, (*EMBEDDINGS, *ELEMENTWISE, Adapter)):
             continue
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.ndim >= 2 and parameter not in seen:
@@ -116,12 +137,87 @@ def _unknown(
                 yield f"{prefix}.{name}".removeprefix("."), (parameter, module)
 
 
-def _why_unknown(module: nn.Module) -> str:
-    return "its forward is not nn.Linear's" if has_own_forward(module) else "its products are not known"
+def _readers(model: nn.Module) -> dict[str, _Reader]:
+    """Return the layers of ``model`` whose weight a module around them multiplies with, by dotted name."""
+    readers = {}
+    for prefix, module in model.named_modules():
+        kind: Any = type(module)
+        for path, calls in _paths_to_weights(kind).items():
+            try:
+                layer = module.get_submodule(path)
+            except AttributeError:
+                continue
+            if isinstance(getattr(layer, "weight", None), nn.Parameter):
+                readers[f"{prefix}.{path}".removeprefix(".")] = _Reader(module, layer, calls)
+    return readers
 
 
-def _table(header: tuple[str, ...], entries: dict[str, tuple[str, ...]]) -> Iterable[str]:
-    """Return lines in columns, of entries that differ in numbers of their names alone one line, with their count."""
+@cache
+def _paths_to_weights(cls: type) -> dict[str, bool]:
+    """Return path from ``self`` to a module whose weight methods of ``cls`` multiply with -> is it called there too?"""
+    members: dict[str, object] = {}
+    for base in reversed(cls.__mro__[: cls.__mro__.index(nn.Module)]):
+        members |= vars(base)
+    methods = [member for member in members.values() if isinstance(member, FunctionType)]
+    reading = [method for method in methods if "weight" in method.__code__.co_names]
+    paths = {path for method in reading for path in _multiplied(_parsed(method))}
+    names = {path.split(".")[0] for path in paths}
+    calls = {
+        _dotted(node.func)
+        for method in methods if names & set(method.__code__.co_names)
+        for node in ast.walk(_parsed(method)) if isinstance(node, ast.Call)
+    }  # fmt: skip
+    return {path: path in calls for path in sorted(paths)}
+
+
+@cache
+def _parsed(method: FunctionType) -> ast.AST:
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(method)))
+    except (OSError, SyntaxError):  # made by a program, or without a file
+        return ast.Module([], [])
+
+
+def _multiplied(tree: ast.AST) -> Iterator[str]:
+    """Yield the paths from ``self`` to modules whose weight takes part in a product."""
+    local: dict[str, set[str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Name):
+                    local.setdefault(target.id, set()).update(_weights(node.value, {}))
+    for node in ast.walk(tree):
+        is_matmul = isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult)
+        called = node.func if isinstance(node, ast.Call) else None
+        if is_matmul or getattr(called, "attr", getattr(called, "id", "")) in PRODUCTS:
+            yield from _weights(node, local)
+
+
+def _weights(node: ast.AST, local: dict[str, set[str]]) -> Iterator[str]:
+    """Yield the paths to modules whose ``weight`` is in an expression, except for `FACTS` about it."""
+    if isinstance(node, ast.Name):
+        yield from local.get(node.id, ())
+    if isinstance(node, ast.Attribute):
+        if node.attr in FACTS:
+            return
+        if node.attr == "weight":
+            yield from filter(None, [_dotted(node.value)])
+            return
+    for child in ast.iter_child_nodes(node):
+        yield from _weights(child, local)
+
+
+def _dotted(node: ast.AST) -> str:
+    """Return ``"block.proj"`` for ``self.block.proj``, and ``""`` for an expression that does not begin at ``self``."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return ".".join(reversed(names)) if isinstance(node, ast.Name) and node.id == "self" else ""
+
+
+def _table(header: tuple[str, ...], entries: dict[str, tuple[str, ...]]) -> list[str]:
+    """Return lines in columns; entries whose names differ in numbers alone are one line, with their count."""
     counts: dict[tuple[str, ...], int] = {}
     for name, cells in entries.items():
         key = (re.sub(r"(?<![^.])\d+(?![^.])", "*", name), *cells)

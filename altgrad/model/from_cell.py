@@ -1,4 +1,4 @@
-"""From the plain values of a resolved cell to its model, and to its arm."""
+"""A resolved cell's model, with its size, recipe and initial weights; and its arm."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from altgrad.config import Cell
 from altgrad.config.arms import Arm
 from altgrad.config.recipe import Recipe
 from altgrad.model import GPT, GPTConfig, quantize_model
-from altgrad.model.lora import add_adapters
+from altgrad.model.layers import add_adapters
 from altgrad.model.published import start_from
 
-PADDING = 128  # to a multiple of this a vocabulary is rounded up for speed, at most
+PADDING = 128  # a vocabulary may be rounded up to a multiple of this, for speed
 
 
 def recipe_of(cell: Cell) -> Recipe:
@@ -21,7 +21,7 @@ def recipe_of(cell: Cell) -> Recipe:
 
 
 def recipes_of(cell: Cell) -> list[Recipe]:
-    """Return the recipe that a resolved cell begins with, then those of its schedule."""
+    """Return the recipe that a resolved cell begins with, then the recipes of its schedule."""
     return [recipe_of(cell.under(place)) for place in range(1 + len(cell.schedule))]
 
 
@@ -34,9 +34,9 @@ def arm_of(cell: Cell) -> Arm:
 
 
 def config_of(cell: Cell, vocab_size: int, labels: tuple[float, ...] = (1.0,)) -> GPTConfig:
-    """Return the size of a resolved cell's model, for tokens of ``vocab_size`` kinds; ``labels`` if it classifies.
+    """Return the size of a resolved cell's model, for ``vocab_size`` tokens; ``labels`` are for a classifier.
 
-    Raises :class:`UserError` where the weights that it starts from have another vocabulary.
+    Raises :class:`UserError` where the weights that the cell starts from have another vocabulary.
     """
     sizes = cell.model.sizes
     if cell.task:
@@ -57,13 +57,15 @@ def build_model(
 ) -> GPT:  # fmt: skip
     """Return the quantized model of ``cell`` on ``device``; ``labels`` are those of its task.
 
-    It may be ``shared`` with other processes, which share its batches. Its initial weights are those that it starts
-    from, or depend on the seed alone.
+    ``shared``: several processes share its batches. Its initial weights are those that the cell starts from, or depend
+    on the seed alone.
     """
-    config, recipe = config_of(cell, vocab_size, labels), recipe_of(cell)
     torch.manual_seed(cell.seed)
-    model = GPT(config)
-    start_from(cell, model)
+    model = GPT(config_of(cell, vocab_size, labels))
+    if cell.model.start is not None:
+        start_from(cell.model.start, cell.key, model)
     # On its device: a torchao layer is made for it.
-    quantize_model(model.to(device), recipe, seed=cell.seed, sync_amax=shared)
-    return add_adapters(model, cell.lora)
+    quantize_model(model.to(device), recipe_of(cell), seed=cell.seed, sync_amax=shared)
+    if cell.lora is not None:
+        add_adapters(model, cell.lora)
+    return model

@@ -1,11 +1,10 @@
-"""The transformer that every cell trains: a GPT in the GPT-2 shape, as small as the question allows.
+"""The transformer that every cell trains: a GPT in the GPT-2 shape.
 
-Pre-norm blocks, learned positions, GELU, causal scaled-dot-product attention, a head tied to the
-token embedding, by default no biases and no dropout (Radford et al. 2019; Karpathy's nanoGPT fixed the
-conventions that are kept here: initial standard deviation 0.02, residual projections scaled by
-1/sqrt(2 * layers)). Every matrix product with a weight is an ``nn.Linear`` with a name of its own,
-so that a recipe can address it: ``blocks.<n>.attn.qkv``, ``blocks.<n>.attn.out``,
-``blocks.<n>.mlp.up``, ``blocks.<n>.mlp.down`` and ``head``.
+Pre-norm blocks, learned positions, GELU, causal scaled-dot-product attention, a head tied to the token embedding, by
+default no biases and no dropout (Radford et al. 2019). From Karpathy's nanoGPT: initial standard deviation 0.02,
+residual projections scaled by 1/sqrt(2 * layers). Every matrix product with a weight is an ``nn.Linear`` with a name
+that a recipe can address: ``blocks.<n>.attn.qkv``, ``blocks.<n>.attn.out``, ``blocks.<n>.mlp.up``,
+``blocks.<n>.mlp.down`` and ``head``.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from altgrad.numerics.compile_utils import materialized
 
 INITIAL_STD = 0.02
 SHORT_CONTEXT = 128  # tokens
-GELUS = {"exact": "none", "tanh": "tanh"}  # what torch calls the approximation
+GELUS = {"exact": "none", "tanh": "tanh"}  # torch's names of the approximation
 
 
 @dataclass(frozen=True)
 class GPTConfig:
     """Size of a :class:`GPT`; ``width`` must be divisible by ``heads``.
 
-    ``bias``, of linear layers and norms, and ``gelu: tanh``, its approximation, are what GPT-2's published weights
-    were trained with.
-
-    ``labels`` makes it a classifier of sequences, with what a positive of each label weighs in the loss; its head has a
-    weight of its own, and sees the ``mean`` of a sequence's tokens or the ``last`` one, those before its first ``end``.
+    bias: of linear layers and norms; GPT-2's published weights have it, and ``gelu: tanh``, the approximation.
+    labels: makes it a classifier of sequences, by the weight of each label's positives in the loss. Its head has a
+        weight of its own.
+    pooling: the classifier's head sees the ``mean`` of a sequence's tokens or the ``last`` one.
+    end: the token that ends a sequence.
     """
 
     vocab_size: int
@@ -83,7 +82,7 @@ class Attention(nn.Module):
 
 
 def _plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float) -> Tensor:
-    """Return what ``scaled_dot_product_attention`` makes of plain products, in float32 like there."""
+    """Return ``scaled_dot_product_attention`` by plain products, in float32 like there."""
     with torch.autocast(q.device.type, enabled=False):
         root = q.shape[-1] ** -0.25
         scores = (q.float() * root) @ (k.float() * root).transpose(-2, -1) + mask
@@ -92,11 +91,11 @@ def _plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: flo
 
 
 def _causal_mask(positions: Tensor) -> Tensor | None:
-    """Return what `_plain_attention` adds to the scores, (length, length); ``None`` where the fused kernel is faster.
+    """Return the mask (length, length) that `_plain_attention` adds; ``None`` where the fused kernel is no slower.
 
     Forward and backward of one nano layer (16 x 4 heads, 128 tokens, 2 cores) take 8.8 ms compiled from plain
-    products and 17.8 ms in torch's fused CPU kernel; from 256 tokens on that is no slower. torch's own plain products
-    make the mask anew for every layer and look for rows without a score, 3 ms more in a step.
+    products and 17.8 ms in torch's fused CPU kernel; from 256 tokens on they are equal. torch's own plain products
+    build a mask in every layer and search rows without a score, 3 ms more per step.
     """
     if positions.device.type != "cpu" or len(positions) > SHORT_CONTEXT:
         return None
@@ -137,8 +136,8 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A decoder-only language model; with ``config.labels`` a classifier of sequences on the same blocks.
 
-    The initial weights depend on the global torch generator alone: seed it, and every recipe and
-    arm starts from the same model.
+    The initial weights depend on the global torch generator alone: with one seed every recipe and arm starts from the
+    same model.
     """
 
     label_weights: Tensor
@@ -170,11 +169,11 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Return logits (batch, length, vocab_size), or with ``targets`` the mean cross-entropy in nats.
 
-        ``tokens`` and ``targets`` are int64 of shape (batch, length), ``length <= context``.
-        The loss is computed in float32 whatever the compute dtype.
+        ``tokens`` and ``targets`` are int64 of shape (batch, length), ``length <= context``. The loss is computed in
+        float32 whatever the compute dtype.
 
-        A classifier's logits are (batch, labels), its targets float32 alike and its loss the mean binary cross-entropy.
-        Its sequences have a token before their first ``end``.
+        A classifier's logits are (batch, labels), its targets float32 of that shape and its loss the mean binary
+        cross-entropy. Each sequence needs a token before its first ``end``.
         """
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.dropout(self.tokens(tokens) + self.positions(positions))
@@ -190,21 +189,21 @@ class GPT(nn.Module):
     def loss(self, logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """Return the loss of `forward`'s logits, in float32: the mean over tokens, or over labels, or their sum."""
         if self.config.labels:
-            weights = self.label_weights if reduction == "mean" else None  # of the model's own labels none
+            weights = self.label_weights if reduction == "mean" else None  # `drawn` labels have no weight
             return F.binary_cross_entropy_with_logits(logits.float(), targets, pos_weight=weights, reduction=reduction)
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction=reduction)
 
     def flops_per_token(self) -> int:
-        """Return the floating-point operations of a training step per token, of products alone and at full length.
+        """Return the floating-point operations per token of a training step, counting products at full length.
 
-        Those of linear layers, forward and twice backward, and of attention, masked ones with them; of a classifier's
-        head as if it saw each token.
+        Linear layers count once forward and twice backward, attention with its masked products, and a classifier's head
+        as if it saw every token.
         """
         linear = sum(layer.weight.numel() for layer in linear_layers(self).values())
         return 6 * linear + 12 * self.config.layers * self.config.context * self.config.width
 
     def drawn(self, logits: Tensor, generator: torch.Generator) -> Tensor:
-        """Return targets drawn from what the model predicts by `forward`'s logits, as `loss` takes them."""
+        """Return targets for `loss`, drawn from the distribution that `forward`'s logits predict."""
         p = logits.detach().float()
         if self.config.labels:
             return torch.bernoulli(p.sigmoid(), generator=generator)
@@ -214,7 +213,7 @@ class GPT(nn.Module):
 def _pooled(x: Tensor, inside: Tensor, pooling: str) -> Tensor:
     """Return the mean of ``x`` (batch, length, width) over a sequence's tokens, or the last: (batch, width).
 
-    A sequence is its tokens up to the first that is not ``inside`` (batch, length).
+    A sequence ends before its first token that is not ``inside`` (batch, length).
     """
     inside = inside.long().cumprod(dim=1)
     if pooling == "last":

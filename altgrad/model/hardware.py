@@ -1,13 +1,12 @@
-"""The device that a setting means, and what the processor at hand multiplies by itself.
+"""The device that a setting selects, and which products its hardware computes itself.
 
-A CPU with fast bfloat16 instructions and one without go two ways through a training step: operands and products in
-bfloat16, or in float32. ``ALTGRAD_CPU_BF16`` chooses one: ``on`` or ``off`` whatever the CPU has, ``auto`` (or unset)
-by its instructions. Both are right on every machine, so that each can be tested there; forced ``on``, products are
-emulated where the instructions are missing, and several times slower. Processes inherit the variable. It stands for a
-machine: results do not carry it in their name, as they do not carry the processor's.
+A CPU with fast bfloat16 instructions computes operands and products in bfloat16, one without them in float32. Set the
+environment variable ``ALTGRAD_CPU_BF16`` to ``on`` or ``off`` to choose one of the two, for tests; ``auto`` or unset
+looks at the instructions. Both are right on every machine. ``on`` emulates missing instructions, several times slower.
+Child processes inherit the variable. Results are not named after it, as they are not named after the processor.
 
-Compiled graphs on disk are named after their operations, which differ. One that is loaded keeps the way that it was
-made for; call ``torch.compiler.reset()`` after changing the variable within a process.
+Compiled graphs on disk are named after their operations, which differ. A loaded graph keeps what it was compiled for:
+call ``torch.compiler.reset()`` after changing the variable within a process.
 """
 
 from __future__ import annotations
@@ -22,10 +21,15 @@ from altgrad.numerics.compile_utils import constant_in_graphs
 
 SWITCH = "ALTGRAD_CPU_BF16"
 CHOICES = {"auto": None, "": None, "on": True, "off": False}
+#: CUDA compute capabilities for which torch has products with such scales: the first, and the first without.
+CAPABILITIES = {
+    "one scale": ((8, 9), None), "rows": ((9, 0), None),
+    "blocks of 128": ((9, 0), (10, 0)), "MXFP8": ((10, 0), None), "NVFP4": ((10, 0), None),
+}  # fmt: skip
 
 
 def select_device(setting: str) -> torch.device:
-    """Return the device for ``auto``, ``cpu`` or ``cuda``; :class:`UserError` for cuda without CUDA."""
+    """Return the device for ``auto``, ``cpu`` or ``cuda``; raise :class:`UserError` for cuda without CUDA."""
     if setting == "cuda" and not torch.cuda.is_available():
         raise UserError(
             "params.yaml: train.device is cuda, but this torch sees no CUDA device; "
@@ -38,12 +42,12 @@ def select_device(setting: str) -> torch.device:
 
 @constant_in_graphs
 def multiplies_bf16() -> bool:
-    """Whether products of bfloat16 are faster on this CPU than those of float32; of GPUs that is taken for granted.
+    """Return whether this CPU multiplies bfloat16 faster than float32; GPUs are taken to do so.
 
-    It takes AMX-BF16, ARM's BF16 or AMD's AVX512-BF16 instructions, or the variable says so; without any a product of
-    bfloat16 matrices is several times slower than one of float32. Intel's AVX512-BF16 alone, as where a virtual machine
-    hides AMX, gives half of float32's rate (80 to 90 against 150 to 170 Gflop/s on a core of a Xeon of 2023, oneDNN
-    3.12). It is not timed at hand, since the same cell would then have one loss or another as the machine is busy.
+    AMX-BF16, ARM's BF16 and AMD's AVX512-BF16 instructions count, or the variable says so. Without any, bfloat16
+    is several times slower. Intel's AVX512-BF16 alone, as where a virtual machine hides AMX, has half of float32's rate
+    (80 to 90 against 150 to 170 Gflop/s on a core of a Xeon of 2023, oneDNN 3.12). Nothing is timed here: a cell's loss
+    would depend on how busy the machine is.
 
     Raises `UserError` if the variable is none of ``on``, ``off`` and ``auto``.
     """
@@ -57,5 +61,15 @@ def multiplies_bf16() -> bool:
 @cache
 def _is_faster() -> bool:
     has = torch.cpu.get_capabilities()
-    found = {name for name, there in has.items() if name.endswith("bf16") and there}
-    return bool(found - {"avx512_bf16"} if str(has.get("cpu_name", "")).startswith("Intel") else found)
+    instructions = {name for name, present in has.items() if name.endswith("bf16") and present}
+    intel = str(has.get("cpu_name", "")).startswith("Intel")
+    return bool(instructions - {"avx512_bf16"} if intel else instructions)
+
+
+def has_products(scales: str, device: torch.device) -> bool:
+    """Return whether ``device`` has FP8 or FP4 units for products with ``scales``, a key of `CAPABILITIES`."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return False
+    first, beyond = CAPABILITIES[scales]
+    capability = torch.cuda.get_device_capability(device)
+    return capability >= first and (beyond is None or capability < beyond)

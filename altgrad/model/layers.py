@@ -1,25 +1,34 @@
-"""Which modules are linear layers, and what was done to them.
+"""Linear layers: which modules are some, their quantized and plain forms, and their adapters.
 
 A layer is known if its whole work is one product of its input with one weight, plus a bias: ``nn.Linear``, and the
-``Conv1D`` of Hugging Face's transformers, which is one whose weight is stored transposed. One whose ``forward`` is not
-that of ``nn.Linear``, a subclass's or its own, does something else, which a quantized layer in its place would lose.
-This is the one place that knows them.
+``Conv1D`` of Hugging Face's transformers, which stores its weight transposed. A subclass or instance of ``nn.Linear``
+with another ``forward`` does more, which a quantized layer in its place would lose.
 """
 
 from __future__ import annotations
 
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from altgrad.config.models import Lora
 from altgrad.config.recipe import LayerRecipe, TensorRecipe
-from altgrad.model.quantized.linear import QuantizedLinear
+from altgrad.model.quantized.linear import QuantizedLinear, weight_and_bias
 from altgrad.model.quantized.quantizer import Quantizer
+from altgrad.model.torchao import torchao_linear
 
 #: Layers that compute ``x @ weight + bias`` with ``weight`` (in, out): the name of the class, and that of the attribute
 #: with the size of its output. Told by these, so that no library of others need be installed.
 TRANSPOSED = {"Conv1D": "nf"}
+#: The attributes in which a module keeps hooks on its calls.
+HOOKS = (
+    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks",
+)  # fmt: skip
+ADAPTER = "lora"  # the name of a layer's adapter among its modules
 
 
 def _is_stored_transposed(module: nn.Module) -> bool:
@@ -30,7 +39,7 @@ def _is_stored_transposed(module: nn.Module) -> bool:
 
 
 def has_own_forward(module: nn.Module) -> bool:
-    """Return whether ``module`` is an ``nn.Linear`` that nobody quantized and that computes something else."""
+    """Return whether ``module`` is an unquantized ``nn.Linear`` with a ``forward`` of its own."""
     if not isinstance(module, nn.Linear) or layer_recipe(module) is not None:
         return False
     return "forward" in vars(module) or type(module).forward is not nn.Linear.forward
@@ -39,7 +48,7 @@ def has_own_forward(module: nn.Module) -> bool:
 def is_linear(module: nn.Module) -> bool:
     """Return whether ``module`` is a linear layer that a recipe can address, quantized already or not.
 
-    The one inside ``nn.MultiheadAttention`` is none: it is never called, its weight is read by the module around it.
+    The one inside ``nn.MultiheadAttention`` is not: it is never called, the module around it reads its weight.
     """
     if isinstance(module, NonDynamicallyQuantizableLinear) or has_own_forward(module):
         return False
@@ -63,10 +72,9 @@ def matrix_of(layer: Any) -> Tensor:
 
 
 def linear_layers(model: nn.Module) -> dict[str, Any]:
-    """Return the linear layers of ``model`` by their dotted name, in the order of its modules.
+    """Return the linear layers of ``model`` by dotted name, in the order of its modules, torchao's too.
 
-    Those that torchao computes are among them: its class is one of ``nn.Linear``. A layer that has several places
-    in the model is there once, under its first name.
+    A layer that has several places in the model is there once, under its first name.
     """
     return {name: module for name, module in model.named_modules() if is_linear(module)}
 
@@ -74,24 +82,112 @@ def linear_layers(model: nn.Module) -> dict[str, Any]:
 def embedded_weights(model: nn.Module) -> set[nn.Parameter]:
     """Return the weights of the embeddings.
 
-    What a linear layer shares with one of them is looked up unquantized and gets most of its gradient there.
+    A linear layer's weight among them is also looked up, unquantized, and gets most of its gradient there.
     """
     return {cast("nn.Parameter", module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
 
 
+# --- quantized layers -------------------------------------------------------------------------------------------------
+
+
 def layer_recipe(layer: nn.Module) -> LayerRecipe | None:
-    """Return how a layer that ``quantize_model`` made is quantized, ``None`` for any other layer."""
+    """Return the recipe of a layer that ``quantize_model`` quantized, ``None`` for any other layer."""
     return getattr(layer, "recipe", None)
 
 
 def quantizer_of(layer: nn.Module, role: str) -> Quantizer | None:
-    """Return what quantizes ``role`` in a layer, or does the same as what does; None where nothing is quantized."""
+    """Return the quantizer of ``role`` in a layer, for torchao's an equal one; ``None`` where nothing is quantized."""
     if isinstance(layer, QuantizedLinear):
         return layer.quantizer(role)
-    spec = getattr(layer_recipe(layer), role, None)  # of torchao, which quantizes by itself and shows nothing
+    spec = getattr(layer_recipe(layer), role, None)  # torchao's layers do not show their quantizers
     return None if spec is None else Quantizer(spec).to(layer.get_parameter("weight").device)
 
 
 def virtual_weight(layer: nn.Module) -> TensorRecipe | None:
     """Return the format whose quantization grid the optimizer of a layer's weight sees, where no product does."""
     return getattr(layer, "virtual_weight", None)
+
+
+def quantized_layer(layer: nn.Module, recipe: LayerRecipe) -> nn.Module:
+    """Return a layer on the parameters of ``layer`` that is quantized by ``recipe``, with the same hooks."""
+    if recipe.torchao is None:
+        return _with_hooks_of(layer, QuantizedLinear.from_linear(layer, recipe, transposed=is_transposed(layer)))
+    assert isinstance(layer, nn.Linear)  # `matched_layers` refuses others
+    return _with_hooks_of(layer, torchao_linear(layer, recipe))
+
+
+def plain_layer(layer: QuantizedLinear | nn.Linear) -> nn.Module:
+    """Return an unquantized layer on the parameters of ``layer``, with the same hooks."""
+    if isinstance(layer, QuantizedLinear) and layer.replaced:
+        plain = layer.replaced[0]
+    else:
+        fresh = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+        plain = _with_hooks_of(layer, fresh)
+    plain.train(layer.training)
+    for name, parameter in zip(("weight", "bias"), weight_and_bias(layer), strict=True):
+        plain.register_parameter(name, parameter)
+    return plain
+
+
+def _with_hooks_of(layer: nn.Module, replacement: nn.Module) -> nn.Module:
+    """Return ``replacement`` with the hooks on calls of ``layer``, ahead of its own.
+
+    The two share the dictionaries, so that a hook's handle removes it from both.
+    """
+    for name in HOOKS:
+        hooks = getattr(layer, name)
+        hooks.update(getattr(replacement, name))
+        setattr(replacement, name, hooks)
+    replacement._is_full_backward_hook = layer._is_full_backward_hook
+    return replacement
+
+
+# --- adapters ---------------------------------------------------------------------------------------------------------
+
+
+class Adapter(nn.Module):
+    """LoRA's A (rank, in) and B (out, rank) of one layer, which adds ``alpha / rank * (x A^T) B^T`` to its output.
+
+    Hu et al. 2021 (arXiv:2106.09685): A is Gaussian and B zero, so that a model begins as it was. The layer's own
+    weight is frozen, and quantized by its recipe as in training; its float32 values stay in memory. Adapters compute in
+    the dtype of the layer's output.
+    """
+
+    def __init__(self, outputs: int, inputs: int, lora: Lora, device: torch.device) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.randn(lora.rank, inputs).mul_(1 / lora.rank).to(device))  # as PEFT draws it
+        self.b = nn.Parameter(torch.zeros(outputs, lora.rank, device=device))
+        self.scale = lora.alpha / lora.rank
+
+    def add(self, layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+        """Return the output (..., out) of ``layer`` for ``inputs``, one tensor (..., in), plus the adapter's."""
+        return output + (self.scale * F.linear(F.linear(inputs[0], self.a), self.b)).to(output.dtype)
+
+
+def attach(layer: nn.Module, adapter: Adapter) -> None:
+    """Add the output of ``adapter`` to that of ``layer`` from now on."""
+    setattr(layer, ADAPTER, adapter)
+    layer.register_forward_hook(adapter.add)
+
+
+def adapter_of(layer: nn.Module) -> Adapter | None:
+    """Return the adapter of a layer."""
+    return cast("Adapter | None", layer._modules.get(ADAPTER))
+
+
+def add_adapters(model: nn.Module, lora: Lora) -> None:
+    """Freeze the parameters of a quantized `GPT`, except a classifier's head, and adapt its blocks' linear layers.
+
+    Dettmers et al. 2023 (arXiv:2305.14314, QLoRA) adapt these layers. The global generator draws A.
+    """
+    gpt = cast("Any", model)
+    for name, parameter in gpt.named_parameters():
+        parameter.requires_grad_(bool(gpt.config.labels) and name == "head.weight")
+    for layer in list(gpt.blocks.modules()):
+        if isinstance(layer, nn.Linear | QuantizedLinear):
+            attach(layer, Adapter(layer.out_features, layer.in_features, lora, layer.weight.device))
+
+
+def adapter_weights(model: nn.Module) -> set[Any]:
+    """Return A and B of all layers."""
+    return {p for module in model.modules() if isinstance(module, Adapter) for p in module.parameters()}

@@ -1,10 +1,10 @@
-"""Weights from a folder, a run's or in GPT-2's published layout by the names of nanoGPT and of Hugging Face; into one.
+"""Weights of a `GPT` from a folder, of a run or in GPT-2's published layout, and into one in that layout.
 
-A folder has ``config.json`` and ``model.safetensors`` (see :mod:`altgrad.config.models`); nothing is unpickled, so
-a nanoGPT checkpoint is to be saved as such a folder first, its ``model`` as tensors and its ``model_args`` as JSON.
-Names may begin with ``transformer.`` or not, as on the Hugging Face hub, and with torch.compile's ``_orig_mod.``.
-nanoGPT's layers are ``nn.Linear`` with weights (out, in), Hugging Face's are ``Conv1D`` with (in, out); which of them
-a file has is seen by the shape of ``c_attn``. Masks that older files hold are left out.
+A folder has ``config.json`` and ``model.safetensors`` (see :mod:`altgrad.config.models`). Nothing is unpickled: save
+a nanoGPT checkpoint as such a folder first, its ``model`` as tensors and its ``model_args`` as JSON. Names may begin
+with ``transformer.``, as on the Hugging Face hub, and with torch.compile's ``_orig_mod.``. nanoGPT's layers store
+weights as (out, in), Hugging Face's ``Conv1D`` as (in, out); the shape of ``c_attn`` tells which. Masks in older files
+are skipped.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from torch import Tensor, nn
 
 from altgrad.common.errors import UserError
 from altgrad.common.files import replacing, write_json
-from altgrad.config import Cell
-from altgrad.config.models import ACTIVATIONS, CONFIG, WEIGHTS, published_sizes, weights_sha256
+from altgrad.config.models import ACTIVATIONS, CONFIG, WEIGHTS, Start, published_sizes, weights_sha256
 from altgrad.model.gpt import GPT, GPTConfig
 
-#: our modules -> GPT-2's; a block's are inside ``h.<n>.``
+#: our modules -> GPT-2's; those of a block are inside ``h.<n>.``
 OUTSIDE = {"tokens": "wte", "positions": "wpe", "norm": "ln_f"}
 INSIDE = {
     "norm1": "ln_1", "attn.qkv": "attn.c_attn", "attn.out": "attn.c_proj",
@@ -34,16 +33,16 @@ INSIDE = {
 HEAD = "lm_head.weight"
 PREFIX = "transformer."
 MASKS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
-#: In a run's file: of a classifier, and the amax of scales.
+#: Tensors of a run's file that are no parameters of a language model: a classifier's, and amax values.
 BESIDES = re.compile(r"head\.weight|label_weights|.*\.(quantizers\..*|held_amax)")
 
 
 def load_published(folder: str | Path) -> GPT:
     """Return a :class:`GPT` with the weights in ``folder``, float32 on the CPU and without dropout.
 
-    Raises :class:`altgrad.config.UserError`, one sentence, for a file that is missing or broken, a shape that
-    ``config.json`` does not say, a name too many or too few, a value that is NaN or infinite, and a setting that our
-    GPT cannot have. A wrong ``n_head`` that divides ``n_embd`` cannot be seen: no shape depends on it.
+    Raises :class:`altgrad.config.UserError` for a missing or broken file, a shape that contradicts ``config.json``, a
+    missing or unknown name, a value that is NaN or infinite, and a setting that our GPT does not have. A wrong
+    ``n_head`` that divides ``n_embd`` is not noticed: no shape depends on it.
     """
     folder = Path(folder)
     model = GPT(GPTConfig(**published_sizes(folder)))
@@ -51,27 +50,24 @@ def load_published(folder: str | Path) -> GPT:
     return model
 
 
-def start_from(cell: Cell, model: GPT) -> None:
-    """Copy the weights that ``cell`` starts from, if any, into ``model``; on the device ``meta`` check that they fit.
+def start_from(start: Start, key: str, model: GPT) -> None:
+    """Copy the weights that the cell ``key`` starts from into ``model``; on the device ``meta`` check that they fit.
 
-    Raises :class:`UserError` where they do not, or are no longer those that the cell was resolved for.
+    Raises :class:`UserError` where they do not fit, or have changed since the cell was resolved.
     """
-    start = cell.model.start
-    if start is None:
-        return
     folder = Path(start.folder)
     if not model.head.weight.is_meta and weights_sha256(folder) != start.sha256:
         raise UserError(
-            f"{folder}: the weights are not those that cell {cell.key} was resolved for; run `dvc repro --force grid`"
+            f"{folder}: the weights are not those that cell {key} was resolved for; run `dvc repro --force grid`"
         )
     read_published(folder, model)
 
 
 @torch.no_grad()
 def read_published(folder: Path, model: GPT) -> None:
-    """Copy the weights in ``folder`` into ``model``, of whose context they may be longer; raises as `load_published`.
+    """Copy the weights in ``folder`` into ``model``, whose context may be shorter; raise as `load_published` does.
 
-    The random generators stay as they are. On the device ``meta`` names and shapes are checked and nothing is copied.
+    No random numbers are drawn. On the device ``meta`` names and shapes are checked and nothing is copied.
     """
     try:
         with safe_open(folder / WEIGHTS, framework="pt") as file:
@@ -83,9 +79,9 @@ def read_published(folder: Path, model: GPT) -> None:
 def save_published(model: GPT, folder: str | Path) -> None:
     """Write ``model`` into ``folder`` as Hugging Face's ``GPT2LMHeadModel`` reads it, in float32.
 
-    A model without biases gets biases of zero, which compute the same; ``config.json`` says so. Texts begin and end
-    with the last id there, ``<|endoftext|>`` of every vocabulary of :mod:`altgrad.data.tokens`. A tokenizer is not
-    written: the ids below the last are GPT-2's own, but GPT-2's tokenizer has merges that a smaller vocabulary lacks.
+    A model without biases gets biases of zero, which compute the same; ``config.json`` says ``bias: false``. Texts
+    begin and end with the last id, ``<|endoftext|>`` in every vocabulary of :mod:`altgrad.data.tokens`. No tokenizer
+    is written: the ids below the last are GPT-2's own, but its tokenizer has merges that a smaller vocabulary lacks.
     """
     config, folder = model.config, Path(folder)
     activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.gelu)
@@ -111,7 +107,7 @@ def save_published(model: GPT, folder: str | Path) -> None:
 def _names(model: GPT, *, conv1d: bool) -> Iterator[tuple[str, str, bool]]:
     """Yield our name of each parameter, its published name, and whether it is stored transposed there.
 
-    The biases are among them whether the model has any or not.
+    Biases are included whether the model has any or not.
     """
     modules = dict(OUTSIDE)
     for i in range(model.config.layers):
@@ -144,35 +140,34 @@ def _copy(file: Any, model: GPT, folder: Path) -> None:
             raise UserError(f"{path} has no {theirs}, which {says} asks for")
         if full is None:
             continue
-        found = _tensor(file, full, model.head.weight.device)
+        tensor = _tensor(file, full, model.head.weight.device)
         if target is None:
-            if not found.is_meta and found.any():
+            if not tensor.is_meta and tensor.any():
                 raise UserError(f"{path}: {theirs} is not zero, but {says} says bias: false")
             continue
-        found = found.t() if transposed else found
+        tensor = tensor.t() if transposed else tensor
         if ours == "positions.weight":
-            found = found[: len(target)]
-        if found.shape != target.shape:
+            tensor = tensor[: len(target)]
+        if tensor.shape != target.shape:
             raise UserError(
-                f"{path}: {theirs} is {_shape(found, transposed)}, and by {says} it should be "
+                f"{path}: {theirs} is {_shape(tensor, transposed)}, and by {says} it should be "
                 f"{_shape(target, transposed)}"
             )
-        if not found.is_floating_point():
-            raise UserError(f"{path}: {theirs} is {found.dtype}, and weights are floating-point numbers")
-        target.copy_(found)
+        if not tensor.is_floating_point():
+            raise UserError(f"{path}: {theirs} is {tensor.dtype}, and weights are floating-point numbers")
+        target.copy_(tensor)
         if not target.is_meta and not target.isfinite().all():
             raise UserError(f"{path}: {theirs} has values that are NaN or infinite, so these weights are of no use")
     if stored:
         layout = "the model of params.yaml" if of_run else "GPT-2's published layout"
         raise UserError(f"{path} has {next(iter(stored))}, which {layout} has not")
-    if head is not None and not model.head.weight.is_meta:
-        found = file.get_tensor(head).to(model.tokens.weight)
-        if not torch.equal(found, model.tokens.weight):
-            raise UserError(f"{path}: {HEAD} is not wte.weight, and in this GPT the head is the token embedding")
+    tokens = model.tokens.weight
+    if head is not None and not tokens.is_meta and not torch.equal(file.get_tensor(head).to(tokens), tokens):
+        raise UserError(f"{path}: {HEAD} is not wte.weight, and in this GPT the head is the token embedding")
 
 
 def _tensor(file: Any, name: str, device: torch.device) -> Tensor:
-    """Return a tensor of an open file; its shape alone on the device ``meta``."""
+    """Return a tensor of an open file; on the device ``meta`` an empty one of its shape."""
     if device.type == "meta":
         return torch.empty(file.get_slice(name).get_shape(), device=device)
     return file.get_tensor(name)

@@ -1,24 +1,22 @@
 """torchao's float8 training recipes, as baselines beside our own layers.
 
-torchao (github.com/pytorch/ao, ``torchao.float8``) is what a user of PyTorch would train FP8 models
-with. A layer handed to it is converted by its public entry, ``convert_to_float8_training`` with
-``Float8LinearConfig.from_recipe_name``, and runs its code, not ours; the bench only measures it:
+A user of PyTorch would train FP8 models with torchao (github.com/pytorch/ao, ``torchao.float8``). Layers are converted
+by its public ``convert_to_float8_training`` with ``Float8LinearConfig.from_recipe_name``, and run its code:
 
 - ``tensorwise``: E4M3 weights and inputs, E5M2 gradients, one float32 scale per tensor. The arithmetic of
   ``Recipe.uniform("E4M3")``.
-- ``rowwise``: E4M3 throughout, gradients too, a power-of-two scale per row of each product's sum.
-- ``rowwise_with_gw_hp``: the same in the forward product, one scale for the weight in the product with
-  the gradient, and the weight's gradient from inputs and gradients that are not quantized.
+- ``rowwise``: E4M3 throughout, a power-of-two scale per row of each product's sum.
+- ``rowwise_with_gw_hp``: the same in the forward product, one scale for the weight in the product with the gradient,
+  and the weight's gradient from inputs and gradients that are not quantized.
 
-tests/model/test_torchao_agreement.py shows where the two agree to the bit. torchao has no option for a layer of
-which only the weight is quantized, as our recipes have for the head. The example in its documentation
-leaves the last layer out, and the recipes of params.yaml do so too: the head stays in the compute dtype.
+torchao has no layer of which only the weight is quantized, as our recipes quantize the head. The example in its
+documentation leaves the last layer out, and so do the recipes of params.yaml.
 
-Native FP8 products run where the GPU has them; elsewhere torchao's own ``emulate`` computes them in
-float32 from the dequantized operands. Compiled, its results differ from eager ones by roundings to bfloat16 that
-the compiler leaves out before its casts (with ``torch._inductor.config.emulate_precision_casts`` they do not).
+Native FP8 products run where the GPU has them. Elsewhere torchao's ``emulate`` computes them in float32 from the
+dequantized operands; compiled, its results differ from eager ones, because the compiler leaves out roundings to
+bfloat16 (unless ``torch._inductor.config.emulate_precision_casts`` is set).
 
-Importing torchao takes seconds, so it happens inside the functions: a run without it never pays.
+Importing torchao takes seconds, so only the functions do it.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from torch import Tensor, nn
 
 from altgrad.config.recipe import LayerRecipe, TensorRecipe
 from altgrad.formats import get_format
-from altgrad.model.quantized.native import has_products
+from altgrad.model.hardware import has_products
 
 if TYPE_CHECKING:
     from torchao.float8 import CastConfig, Float8LinearConfig
@@ -44,16 +42,16 @@ FORMATS = {
     torch.float8_e4m3fnuz: "E4M3FNUZ", torch.float8_e5m2fnuz: "E5M2FNUZ",
 }  # fmt: skip
 
-# What importing torchao 0.18 says on a machine where all is well, by logger: libraries for other GPUs and
-# Pythons do not load, and it registers an enum in a way that torch 2.13 deprecates.
+# Harmless messages of importing torchao 0.18, by logger: libraries for other GPUs and Pythons do not load, and it
+# registers an enum in a way that torch 2.13 deprecates.
 IMPORT_NOISE = {"torchao": "Failed to load ", "torch.utils._pytree": "register_constant() on Enum"}
 
 
 def torchao_linear(linear: nn.Linear, recipe: LayerRecipe) -> nn.Module:
     """Return torchao's layer for ``recipe`` on the same parameters as ``linear``; its ``.recipe`` is ``recipe``.
 
-    The device of the weight decides between native products and emulated ones, for good: move a model first
-    and quantize it then. Under autocast inputs are cast to its dtype, and so are outputs.
+    The device of the weight decides between native and emulated products, once: move a model before you quantize it.
+    Under autocast inputs and outputs are cast to its dtype.
     """
     assert recipe.torchao is not None
     float8 = _torchao_float8()
@@ -67,10 +65,10 @@ def torchao_linear(linear: nn.Linear, recipe: LayerRecipe) -> nn.Module:
 
 
 def tensor_recipes(name: str) -> dict[str, TensorRecipe | None]:
-    """Return what torchao's recipe ``name`` quantizes and how, read from its configuration.
+    """Return how torchao's recipe ``name`` quantizes each role, ``None`` where it does not.
 
-    Scales are those of the forward product, for ``grad`` of the product with the weight. torchao's amax is
-    clamped at 1e-12.
+    Scales are those of the forward product, for ``grad`` of the product with the weight. torchao clamps an amax at
+    1e-12.
     """
     config = _config(name)
     casts = {"weight": config.cast_config_weight, "input": config.cast_config_input}
@@ -79,9 +77,9 @@ def tensor_recipes(name: str) -> dict[str, TensorRecipe | None]:
 
 
 def require_as_stated(recipe: LayerRecipe) -> None:
-    """Raise ``ValueError`` when the installed torchao quantizes a layer otherwise than ``recipe`` says it does."""
-    if recipe.torchao is not None and (found := tensor_recipes(recipe.torchao)) != recipe.tensors():
-        formats = {role: tensor.format.name if tensor else None for role, tensor in found.items()}
+    """Raise ``ValueError`` when the installed torchao quantizes a layer in another way than ``recipe`` says."""
+    if recipe.torchao is not None and (tensors := tensor_recipes(recipe.torchao)) != recipe.tensors():
+        formats = {role: tensor.format.name if tensor else None for role, tensor in tensors.items()}
         raise ValueError(
             f"this torchao's recipe {recipe.torchao} quantizes to {formats} with scales of its own, not as "
             "altgrad.config.recipe says; install torchao 0.18, on a device with OCP formats"

@@ -10,7 +10,7 @@ from torch import nn
 
 from altgrad.config.arms import Arm
 from altgrad.model import embedded_weights, linear_layers
-from altgrad.model.lora import adapter_weights
+from altgrad.model.layers import adapter_weights
 from altgrad.optim.grids import weights_of
 from altgrad.optim.optimizer import ArmOptimizer
 from altgrad.optim.weight_grid import WeightGrid

@@ -29,7 +29,8 @@ def check_cells(cells: list[Cell], vocab_size: int, baseline: str) -> None:
         select_device(cell.train.device)
         with torch.device("meta"), _Undrawn():
             model = GPT(config_of(cell, vocab_size))
-        start_from(cell, model)
+        if cell.model.start is not None:
+            start_from(cell.model.start, cell.key, model)
         try:
             recipes = recipes_of(cell)
             for recipe in recipes:

@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from altgrad.config.arms import BASES, Arm
-from altgrad.model.quantized.data_parallel import is_sharded
-from altgrad.model.quantized.gathered import master_of
+from altgrad.model.quantized.data_parallel import is_sharded, master_of
 from altgrad.optim.weight_grid import WeightGrid
 
 ELEMENTWISE = (None, "ulp", "smooth", "range")  # stiffness that looks at one weight and the tensor's scale

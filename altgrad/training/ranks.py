@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from altgrad.common.errors import UserError
 from altgrad.config import Cell
-from altgrad.model.quantized.data_parallel import whole_rows
+from altgrad.model.quantized.data_parallel import rows_not_shared
 
 Seen = TypeVar("Seen")
 MEETING, CELL = "meeting", "cell.json"  # files of a scratch folder, for the processes to find each other and the cell
@@ -101,7 +101,7 @@ class Ranks:
         """Return what the first process sees by itself, of whole weights and a whole batch; ``None`` in the others."""
         if self.count == 1:
             return look()
-        with self.gathered(), whole_rows(model):
+        with self.gathered(), rows_not_shared(model):
             return look() if self.first else None
 
     def sum(self, t: Tensor) -> Tensor:

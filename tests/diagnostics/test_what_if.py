@@ -189,7 +189,7 @@ def test_the_recommended_recipe_is_read_by_params_and_quantizes_as_it_says(granu
     made = QuantizedLinear.from_linear(torch.nn.Linear(32, 16, bias=False), read["blocks.0.mlp.up"])
     with torch.no_grad():
         made.weight.copy_(normal(16, 32))
-    taken = made.weight_operands(made.weight, made.settings(torch.float32), made.source("weight")).forward
+    taken = made.weight_operands(made.weight, made.settings(torch.float32), made.operand_state("weight")).forward
     values = taken.values.float() / (1 if taken.scale is None else taken.scale)
     assert torch.equal(values, rounded(made.weight.detach(), read["blocks.0.mlp.up"].weight))
 

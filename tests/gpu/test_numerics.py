@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from altgrad.formats import get_format
 from altgrad.model import QuantizedLinear, Recipe
-from altgrad.model.quantized.native import CAPABILITIES, has_products, native_product
+from altgrad.model.hardware import CAPABILITIES, has_products
+from altgrad.model.quantized.native import native_product
 from altgrad.model.quantized.operand import Operand
 from altgrad.numerics import format_constants, quantize, quantize_operands, uniform
 from altgrad.numerics import gpu_launch as launch
@@ -149,10 +150,10 @@ def test_products_by_fp8_units_are_those_of_codes_and_scales(device, scales):
     layer, factors, values = QuantizedLinear(nn.Parameter(w), None, recipe), [], []
     for role, t in (("input", x), ("weight", w)):
         quantizer = layer.quantizers[role]
-        factors.append(operand := Operand.of(t, quantizer.scaling, quantizer.source(False), 1, torch.bfloat16))
+        factors.append(operand := Operand.of(t, quantizer.scaling, quantizer.state(False), 1, torch.bfloat16))
         kind, scale = recipe.tensors()[role], operand.scale.double()
         if scales == "NVFP4":
-            plain = Operand.of(t, replace(quantizer.scaling, hardware=None), quantizer.source(False), 1, torch.float32)
+            plain = Operand.of(t, replace(quantizer.scaling, hardware=None), quantizer.state(False), 1, torch.float32)
             values.append(plain.values.double() / scale)
             continue
         if kind.keeps_scales:

@@ -243,8 +243,8 @@ def drawn(recipe: str) -> tuple[list[Tensor], list[Tensor]]:
     model(batch(0)).sum().backward()
     layer = model.module[0]
     settings = layer.settings(torch.float32)
-    weight = layer.weight_operands(layer.weight, settings, layer.source("weight")).forward.values.float()
-    spec, state = settings.input, layer.source("input")
+    weight = layer.weight_operands(layer.weight, settings, layer.operand_state("weight")).forward.values.float()
+    spec, state = settings.input, layer.operand_state("input")
     rows = Operand.of(batch(0), spec, state, 1, torch.float32).values.float()
     found = []
     for t in (rows, weight):

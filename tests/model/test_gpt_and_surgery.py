@@ -107,7 +107,8 @@ def test_a_pattern_that_matches_nothing_names_the_nearest_layer():
 
 
 @pytest.mark.parametrize(
-    "first", [Recipe.uniform("E4M3"), Recipe(rules=[LayerRecipe(torchao="tensorwise").on("blocks.*")])],
+    "first",
+    [Recipe.uniform("E4M3"), Recipe(rules=[LayerRecipe(torchao="tensorwise").on("blocks.*")])],
     ids=["", "torchao"],
 )
 def test_surgery_twice_is_refused(first):

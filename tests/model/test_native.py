@@ -18,7 +18,7 @@ from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
 
 from altgrad.config import UserError
 from altgrad.formats import get_format
-from altgrad.model import LayerRecipe, QuantizedLinear, Recipe, TensorRecipe
+from altgrad.model import LayerRecipe, QuantizedLinear, Recipe, TensorRecipe, hardware
 from altgrad.model.quantized import native
 from altgrad.model.quantized.operand import Operand
 from altgrad.numerics import decode, format_constants, quantize_operands, rotate_rows
@@ -88,7 +88,7 @@ def test_native_operands_are_the_emulated_ones_to_the_bit(granularity):
             layer.quantizers[role] for layer in layers(recipe, 47, 33).values()
         )  # in the order emulated, native
         for dim in (0, 1):
-            a, b = (Operand.of(t, q.scaling, q.source(False), dim, torch.bfloat16) for q in (emulated, native))
+            a, b = (Operand.of(t, q.scaling, q.state(False), dim, torch.bfloat16) for q in (emulated, native))
             assert b.values.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
             assert torch.equal(a.values.float(), b.values.float()) and torch.equal(a.scale, b.scale)
 
@@ -251,7 +251,7 @@ def test_codes_over_their_scales_are_the_emulated_operands(name):
     for role in ("weight", "input", "grad"):
         for dim in (0, 1):
             options = {key: emulated.quantizers[role].scaling.options[key] for key in ("granularity", "block")}
-            a, b = (Operand.of(t, q.scaling, q.source(False), dim, torch.float32)
+            a, b = (Operand.of(t, q.scaling, q.state(False), dim, torch.float32)
                     for q in (layer.quantizers[role] for layer in (emulated, coded)))  # fmt: skip
             assert b.values.dtype == torch.float8_e4m3fn and b.values.float().abs().max() <= 448
             scale = per_element(b.scale, t.shape, dim=dim, **options)
@@ -333,6 +333,6 @@ def test_which_gpu_has_which_products(monkeypatch):
           (10, 0): "one scale, rows, MXFP8, NVFP4", (12, 0): "one scale, rows, MXFP8, NVFP4"}  # fmt: skip
     for capability, expected in of.items():
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
-        found = [scales for scales in native.CAPABILITIES if native.has_products(scales, torch.device("cuda"))]
+        found = [scales for scales in hardware.CAPABILITIES if hardware.has_products(scales, torch.device("cuda"))]
         assert ", ".join(found) == expected
-    assert not native.has_products("rows", torch.device("cpu"))
+    assert not hardware.has_products("rows", torch.device("cpu"))

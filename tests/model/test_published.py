@@ -168,6 +168,7 @@ def without(name: str):
 
 def at_one(name: str, value: float):
     """Return a change of one tensor's last element; in float64, which holds numbers that are infinite in float32."""
+
     def change(tensors):
         changed = tensors[name].double()
         changed.view(-1)[-1] = value

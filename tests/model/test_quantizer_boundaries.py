@@ -7,7 +7,7 @@ import torch
 
 from altgrad.formats import get_format
 from altgrad.model import TensorRecipe
-from altgrad.model.quantized.quantizer import Quantizer, Scaling
+from altgrad.model.quantized.quantizer import Quantizer, ScaleSpec
 from altgrad.numerics import compute_scale, format_constants
 from altgrad.numerics.rounding import overflows
 
@@ -51,7 +51,7 @@ def test_a_history_sets_the_scale_as_its_recipe_reduces_it(reduce: str, amax: fl
     quantizer.history.copy_(torch.tensor([2.0, 8.0, 4.0]))
     assert quantizer.remembered_amax() == amax
     assert quantizer.scales(torch.full((2, 3), 100.0)) == compute_scale(amax, "E3M4")
-    assert Scaling.of(quantizer.recipe, native=False).method == reduce
+    assert ScaleSpec.of(quantizer.recipe, native=False).method == reduce
 
 
 @pytest.mark.parametrize(

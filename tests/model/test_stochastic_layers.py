@@ -71,7 +71,7 @@ def test_ms_eden_rounds_both_backward_products_anew_and_right_on_average() -> No
 
     rule = ms_eden().rules[0]
     exact = both(model_of(Recipe(rules=[rule.model_copy(update={"grad": None, "input": rule.weight})]))[1])[0]
-    values, scale = model.quantizer("input").source(False), model.quantizer("input").scaling
+    values, scale = model.quantizer("input").state(False), model.quantizer("input").scaling
     operand = Operand.of(hidden, scale, values, 1, torch.float32)
     exact = (exact, direction.t() @ (operand.values / operand.scale))
     drawn = [both(model) for _ in range(draws)]
@@ -167,7 +167,7 @@ def test_processes_draw_for_their_rows_by_themselves_and_for_weights_alike(monke
         x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1)).requires_grad_()
         y = layer(x)
         y.backward(torch.randn(64, 64, generator=torch.Generator().manual_seed(2)))
-        scaling, source = layer.settings(torch.float32).weight, layer.source("weight")
+        scaling, source = layer.settings(torch.float32).weight, layer.operand_state("weight")
         operand = Operand.of(layer.weight, scaling, source, 1, torch.float32)
         found[rank] = {"y": y.detach(), "dx": x.grad, "dw": layer.weight.grad, "weight": operand.values}
     for what, t in found[None].items():

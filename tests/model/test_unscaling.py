@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from altgrad.model import Recipe, quantize_model
-from altgrad.model.quantized import unscaling
+from altgrad.model.quantized import operand
 from altgrad.model.quantized.native import native_product
-from altgrad.model.quantized.operand import Operand
-from altgrad.model.quantized.unscaling import unscaled
+from altgrad.model.quantized.operand import Operand, apply_scales
 
 LARGEST, SMALLEST, LAST = torch.finfo(torch.float32).max, 2.0**-126, 2.0**-149
 SHAPE = (40, 24)
@@ -65,7 +64,7 @@ def assert_near(found: Tensor, true: Tensor, relative: float | Tensor) -> None:
 def test_the_result_is_right_at_all_scales_that_there_are(kind: str) -> None:
     for seed in range(20):
         y, scales = case(kind, seed)
-        assert_near(unscaled(y.clone(), scales), truth(y, scales), 4 * 2.0**-24)
+        assert_near(apply_scales(y.clone(), scales), truth(y, scales), 4 * 2.0**-24)
 
 
 @pytest.mark.parametrize("kind", SCALES)
@@ -79,7 +78,7 @@ def test_no_bit_differs_from_the_plain_multiplications_that_stay_in_range(kind: 
             elif scale is not None:
                 plain = plain * scale.reciprocal()
         plain = plain * common.reciprocal().float()
-        found = unscaled(y.clone(), scales)
+        found = apply_scales(y.clone(), scales)
         normal = (truth(y, scales).abs() > 2 * SMALLEST) & plain.isfinite()
         usual = (common.reciprocal() > SMALLEST) & (common.reciprocal() < LARGEST)
         assert not usual or (torch.equal(found[normal], plain[normal]) and normal.any())
@@ -87,13 +86,13 @@ def test_no_bit_differs_from_the_plain_multiplications_that_stay_in_range(kind: 
 
 @pytest.mark.parametrize("kind", ["tensor", "row and tensor"])
 def test_looking_at_the_scales_first_and_compiling_change_no_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = torch.compile(unscaled, fullgraph=True)
+    compiled = torch.compile(apply_scales, fullgraph=True)
     for seed, (low, high) in enumerate([(-126, 127), (-60, 60), (100, 127), (-126, -100)]):
         y, scales = case(kind, seed, low, high)
-        found = [unscaled(y.clone(), scales), compiled(y.clone(), scales)]
+        found = [apply_scales(y.clone(), scales), compiled(y.clone(), scales)]
         with monkeypatch.context() as patch:
-            patch.setattr(unscaling, "_known_as_usual", lambda scale: False)
-            found.append(unscaled(y.clone(), scales))
+            patch.setattr(operand, "_known_as_usual", lambda scale: False)
+            found.append(apply_scales(y.clone(), scales))
         for other in found[1:]:
             assert torch.equal(found[0].view(torch.int32), other.view(torch.int32))
 

@@ -1,62 +1,62 @@
-"""A tensor whose rows several processes share: its scales, and its random numbers, are those of the whole.
+"""Data-parallel training: scales of a batch that processes share, and weights that FSDP2 gathers as codes.
 
-In data-parallel training each process has some of a batch's tokens. An amax of its own would give it a scale of its
-own, and the cell would not be the one that a single process trains. So the largest magnitudes are reduced over ranks
-wherever a scale is for more than a token: that of a tensor, those of its columns, and the upper one of two levels.
-Blocks along a product's sum lie within one process's tokens.
+**Shared batches.** Each process has some of a batch's tokens. A scale from its own amax would train another run than a
+single process does. So amax values are reduced over the processes wherever a scale covers more than one token.
+
+**Codes.** `fully_shard` leaves each process a part of each master weight, and gathers the whole before a layer's turn.
+A layer with one scale per weight needs only the operand of its products. So each process quantizes its part, with the
+scale of the largest magnitude in all parts, and sends codes, one byte per element. The codes together are the operand
+to the bit, but for the sign of a zero. Nothing is kept between the forward and the backward product: the codes are
+gathered again, as FSDP2 gathers weights.
+
+torchao's ``enable_fsdp_float8_all_gather`` does the same with one call after each step that computes all scales. Here
+each weight computes its own whenever it is gathered, by a message of one number.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
-from altgrad.formats import SCALE_FORMATS
-from altgrad.numerics import amax, amax_from_history
-from altgrad.numerics.compile_utils import materialized
-from altgrad.numerics.operand_definition import learn
+from altgrad.config.recipe import LayerRecipe
+from altgrad.model.quantized.operand import Operand, Operands
+from altgrad.model.quantized.quantizer import Quantizer
+from altgrad.numerics import encode_operand, quantize_operands
 from altgrad.numerics.scaling import scaling_amax
 
-if TYPE_CHECKING:
-    from altgrad.model.quantized.quantizer import Quantizer, Scaling
-
 SHARED_ROLES = ("input", "grad")  # a weight is the same in every process
+CODE_BITS = 8
+aten = torch.ops.aten
+#: Operations of FSDP2, module moves and checkpoints, whose result is a part too; all others return plain tensors.
+KEEPS_CLASS = {
+    aten.detach.default, aten.clone.default, aten.view.default, aten.as_strided.default, aten.slice.Tensor,
+    aten.new_zeros.default, aten.empty_like.default, aten._to_copy.default, aten._pin_memory.default,
+}  # fmt: skip
 
 
 def is_sharded(t: Tensor) -> bool:
-    """Return whether ``t`` is a DTensor, of which this process may have a part alone."""
+    """Return whether ``t`` is a DTensor, of which this process may have only a part."""
     return hasattr(t, "device_mesh")
 
 
-@torch.library.custom_op("altgrad::max_over_ranks", mutates_args=())
-def max_over_ranks(x: Tensor) -> Tensor:
-    """Return the largest of each element over all processes, in each of them; infinity where one has a NaN."""
-    found = x.nan_to_num(nan=torch.inf, posinf=torch.inf)  # of NaN a reduction makes anything
-    dist.all_reduce(found, op=dist.ReduceOp.MAX)
-    return found
-
-
-@max_over_ranks.register_fake
-def _(x: Tensor) -> Tensor:
-    return torch.empty_like(x)
-
-
 def share_rows(model: nn.Module, ranks: int) -> None:
-    """Have the quantized layers of ``model`` take what they are called with for a share of one batch."""
-    for quantizer in _of_shared(model):
+    """Tell the quantized layers of ``model`` that ``ranks`` processes share the rows of each batch."""
+    for quantizer in _quantizers_of_rows(model):
         quantizer.scaling = replace(quantizer.scaling, ranks=ranks)
 
 
 @contextmanager
-def whole_rows(model: nn.Module) -> Iterator[None]:
-    """Have them take it for the whole batch meanwhile, as a process by itself does."""
-    before = [(quantizer, quantizer.scaling) for quantizer in _of_shared(model)]
+def rows_not_shared(model: nn.Module) -> Iterator[None]:
+    """Have this process pass whole batches to the quantized layers of ``model`` meanwhile."""
+    before = [(quantizer, quantizer.scaling) for quantizer in _quantizers_of_rows(model)]
     share_rows(model, 1)
     try:
         yield
@@ -65,25 +65,180 @@ def whole_rows(model: nn.Module) -> Iterator[None]:
             quantizer.scaling = scaling
 
 
-def whole_history(t: Tensor, scaling: Scaling, history: Tensor | None, dim: int, learns: str) -> Tensor | None:
-    """Return an amax history of one step that sets the scales of this share ``t`` (n, k) to those of the whole tensor.
-
-    ``None`` where they are of its own tokens alone. ``history`` is that of earlier steps, which ``learns`` as in
-    `quantize_operands`.
-    """
-    granularity = scaling.options["granularity"]
-    in_groups = granularity in ("block", "tile")
-    two_level = in_groups and scaling.options["scale_format"] not in SCALE_FORMATS
-    if (granularity == "row" and dim == 1) or (in_groups and not two_level):
-        return None
-    largest = max_over_ranks(amax(materialized(t), "row" if granularity == "row" else "tensor", dim=dim))
-    if history is None:
-        return largest.unsqueeze(0)
-    remembered = amax_from_history(history, scaling.method)
-    learn(history, largest, learns)
-    return scaling_amax(remembered, largest).unsqueeze(0)
-
-
-def _of_shared(model: nn.Module) -> list[Quantizer]:
+def _quantizers_of_rows(model: nn.Module) -> list[Quantizer]:
     of_each = [getattr(module, "quantizers", {}) for module in model.modules()]
     return [quantizers[role] for quantizers in of_each for role in SHARED_ROLES if role in quantizers]
+
+
+# --- weights gathered as codes ----------------------------------------------------------------------------------------
+
+
+class ByCodes(torch.Tensor):
+    """A master weight, or a part of one, in ``master``, that FSDP2 gathers as codes."""
+
+    master: Tensor
+
+    @staticmethod
+    def __new__(cls: type[ByCodes], master: Tensor) -> ByCodes:
+        return _wrapper(cls, master, master.dtype)
+
+    def __init__(self, master: Tensor) -> None:
+        self.master = master
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        plain_args, plain_kwargs = tree_map_only(ByCodes, lambda t: t.master, (args, kwargs or {}))
+        result = func(*plain_args, **plain_kwargs)
+        if func in KEEPS_CLASS:
+            return ByCodes(result)
+        in_place = bool(args) and isinstance(args[0], ByCodes) and result is plain_args[0]
+        return args[0] if in_place else result
+
+    def data_ptr(self) -> int:
+        """Return the address of ``master``, by which Accelerate finds a parameter again once its part replaces it."""
+        return self.master.data_ptr()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        clone: Tensor = ByCodes(copy.deepcopy(self.master, memo))
+        memo[id(self)] = clone = nn.Parameter(clone, self.requires_grad) if isinstance(self, nn.Parameter) else clone
+        return clone
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Be saved as a plain tensor or parameter: a checkpoint does not say how it is gathered."""
+        plain = nn.Parameter(self.master, self.requires_grad) if isinstance(self, nn.Parameter) else self.master
+        return plain.__reduce_ex__(protocol)
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"ByCodes({self.master})"
+
+    def fsdp_pre_all_gather(
+        self, mesh: Any, outer_size: torch.Size, outer_stride: Any, module: Any, mp_policy: Any
+    ) -> tuple[tuple[Tensor, ...], Any]:
+        """Return the codes of this part, padded to the size of the others, and the scale with the whole's shape."""
+        if self.shape[1:] != outer_size[1:]:
+            raise NotImplementedError(
+                "weights that are gathered as codes are split over processes by dimension 0 alone; call fully_shard "
+                "without shard_placement_fn, or quantize_model without gather_codes"
+            )
+        quantizer, largest = module.quantizer("weight"), _largest(self.master)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=mesh.get_group())
+        part = self.master if mp_policy.param_dtype is None else self.master.to(mp_policy.param_dtype)
+        amax = largest.to(part.dtype).float()  # the rounded weight's too, since rounding keeps order
+        amax = scaling_amax(quantizer.remembered_amax(), amax)
+        options = {"method": "most-recent", "dtype": torch.float32, **quantizer.scaling.options}
+        (operand,) = quantize_operands([part], [quantizer.constants], [amax.reshape(1)], **options)
+        codes = encode_operand(operand.values, quantizer.constants)
+        missing = -(-outer_size[0] // mesh.size()) - len(codes)
+        if missing:
+            codes = torch.cat([codes, codes.new_zeros(missing, *outer_size[1:])])
+        return (codes,), (operand.scale, outer_size)
+
+    def fsdp_post_all_gather(
+        self, outputs: tuple[Tensor, ...], metadata: Any, param_dtype: torch.dtype, *, out: Any = None
+    ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+        """Return the whole weight; or complete ``out``, the whole weight whose codes are ``outputs`` already."""
+        scale, outer_size = metadata
+        if out is not None:
+            out.scale = scale
+            return None
+        return GatheredCodes(outputs[0][: outer_size[0]], scale, param_dtype), ()
+
+
+class GatheredCodes(torch.Tensor):
+    """A whole weight of which this process has the ``codes`` of its operand and the operand's ``scale``."""
+
+    codes: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def __new__(cls: type[GatheredCodes], codes: Tensor, scale: Tensor, dtype: torch.dtype) -> GatheredCodes:
+        return _wrapper(cls, codes, dtype)
+
+    def __init__(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
+        self.codes, self.scale = codes, scale
+
+    def __tensor_flatten__(self) -> tuple[list[str], torch.dtype]:
+        return ["codes", "scale"], self.dtype
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], dtype: torch.dtype, size: Any, stride: Any) -> GatheredCodes:
+        return GatheredCodes(inner["codes"], inner["scale"], dtype)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        weight = args[0]
+        if func in (aten.detach.default, aten.as_strided.default):  # FSDP2 asks for the strides that it has
+            return cls(weight.codes, weight.scale, weight.dtype)
+        if func is aten.t.default:
+            return cls(weight.codes.t(), weight.scale, weight.dtype)
+        if func is aten.zeros_like.default:
+            return torch.zeros(weight.shape, dtype=weight.dtype, device=weight.device)
+        raise RuntimeError(
+            f"{func} was called on a weight that is gathered as codes, which its own layer alone reads: call "
+            "quantize_model without gather_codes"
+        )
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"GatheredCodes({self.codes}, scale={self.scale})"
+
+
+def gathered_operands(weight: GatheredCodes, quantizer: Quantizer, operand_dtype: torch.dtype) -> Operands:
+    """Return the operands of a ``weight`` that was gathered as codes; values in ``operand_dtype`` if emulated."""
+    # The same memory as FSDP2's, which empties it after the forward pass and fills it again for the backward pass.
+    backward = Operand(weight.codes, weight.scale, quantizer.constants)
+    forward = backward.decoded(operand_dtype)
+    if quantizer.scaling.hardware is not None:
+        forward = backward = forward._replace(values=forward.values.to(quantizer.scaling.hardware))
+    return Operands(forward, backward)
+
+
+def require_codes_suffice(name: str, recipe: LayerRecipe) -> None:
+    """Raise ``ValueError`` for a layer whose products need more of its weight than codes and one scale."""
+    weight, why = recipe.weight, None
+    if recipe.torchao is not None:
+        why = "torchao gathers the weights of its layers by a config of its own"
+    elif weight is None:
+        return
+    elif weight.granularity != "tensor":
+        why = f"granularity {weight.granularity} has several scales, and codes come with one; take granularity tensor"
+    elif weight.scaling != "dynamic":
+        why = f"scaling {weight.scaling} takes up an amax that codes do not tell; take scaling dynamic"
+    elif weight.rounding == "stochastic":
+        why = "codes gathered again for the backward product would be drawn anew; take rounding nearest"
+    elif recipe.gradient == "clipped":
+        why = "codes do not tell which weights were clipped; take gradient straight-through"
+    elif weight.format.bits > CODE_BITS:
+        why = f"{weight.format.name} has more than {CODE_BITS} bits"
+    if why is not None:
+        raise ValueError(f"gather_codes cannot gather the weight of layer {name}: {why}, or leave gather_codes out")
+
+
+def require_resharding(model: nn.Module, inputs: tuple[Any, ...] = ()) -> None:
+    """Raise ``ValueError`` where FSDP2 would split codes in another way between the passes, which it cannot."""
+    for module in model.modules():
+        known: Any = module
+        state = known._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
+        if any(group._use_post_forward_mesh for group in getattr(state, "_fsdp_param_groups", ())):
+            raise ValueError(
+                "weights that are gathered as codes stay whole between the passes or go back into their parts; call "
+                "fully_shard with reshard_after_forward True or False, or quantize_model without gather_codes"
+            )
+
+
+def master_of(t: Tensor) -> Tensor:
+    """Return a plain tensor that shares the memory of ``t``."""
+    return t.master if isinstance(t, ByCodes) else t
+
+
+def _largest(part: Tensor) -> Tensor:
+    """Return the largest magnitude (0-d float32); infinity for NaN, which a reduction leaves undefined."""
+    largest = part.abs().amax().float() if part.numel() else part.new_zeros((), dtype=torch.float32)
+    return largest.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def _wrapper(cls: Any, like: Tensor, dtype: torch.dtype) -> Any:
+    make = torch.Tensor._make_wrapper_subclass
+    return make(
+        cls, like.size(), strides=like.stride(), storage_offset=like.storage_offset(), dtype=dtype,
+        layout=like.layout, device=like.device,
+    )  # fmt: skip

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from altgrad.config.recipe import ROLES, LayerRecipe, TensorRecipe
+from altgrad.config.recipe import ROLES, LayerRecipe
 from altgrad.formats import Format
 from altgrad.model.hardware import multiplies_bf16
-from altgrad.model.quantized.data_parallel import SHARED_ROLES, is_sharded
-from altgrad.model.quantized.gathered import gathered_operands, is_gathered
+from altgrad.model.quantized.checkpointing import CheckpointedPasses, is_traced_in_checkpoint
+from altgrad.model.quantized.data_parallel import SHARED_ROLES, GatheredCodes, gathered_operands, is_sharded
 from altgrad.model.quantized.matmul import Edge, MatmulSettings, QuantizedMatmul
 from altgrad.model.quantized.operand import Operand, Operands
-from altgrad.model.quantized.quantizer import Quantizer, Source
-from altgrad.model.quantized.recompute import Passes, traced_in_checkpoint
-from altgrad.model.quantized.transforms import transformed, transformed_product
+from altgrad.model.quantized.quantizer import OperandState, OperandStates, Quantizer
+from altgrad.model.quantized.torch_func import is_transformed, require_transformable, transformed_product
 from altgrad.numerics.operand import owned
 
 NO_SCRIPT = (
@@ -33,21 +32,12 @@ def exact_in_bfloat16(format: Format, scales: Format | None = None) -> bool:
     return format.fits(*BFLOAT16, scales=scales)
 
 
-class Sources(NamedTuple):
-    """What the operands of one pass of a layer are made with: those of its forward pass as they were before it."""
-
-    input: Source
-    weight: Source
-    grad: Source
-
-
 class QuantizedLinear(nn.Module):
     """A linear layer with quantized weights, inputs and incoming gradients.
 
-    It shares the ``weight`` (out_features, in_features), stored the other way round if ``transposed``, and the
-    ``bias`` parameter that it is given: these are the float32 master weights, quantized afresh in every forward
-    pass. Under autocast the output has the autocast dtype, otherwise the input's; with ``accumulate: float32`` it
-    is float32.
+    It shares the parameters that it is given: ``weight`` (out_features, in_features), or (in, out) if ``transposed``,
+    and ``bias``. They are the float32 master weights, quantized anew in every forward pass. The output has autocast's
+    dtype, or the input's without autocast; with ``accumulate: float32`` it is float32.
     """
 
     def __init__(
@@ -58,17 +48,17 @@ class QuantizedLinear(nn.Module):
         self.bias = bias
         self.recipe = recipe
         self.transposed = transposed
-        specs: dict[str, TensorRecipe] = {r: getattr(recipe, r) for r in ROLES if getattr(recipe, r) is not None}
+        specs = {role: spec for role, spec in recipe.tensors().items() if spec is not None}
         native = recipe.backend == "native"
         self.quantizers = nn.ModuleDict({role: Quantizer(spec, native) for role, spec in specs.items()})
         self.quantizers.to(weight.device)
-        self.passes: Passes[Sources] = Passes()
+        self.passes = CheckpointedPasses()
         self.exact = all(
             exact_in_bfloat16(spec.format, spec.block_scale) and not (spec.keeps_scales and spec.scale == "float32")
             for spec in specs.values()
         )
         self._managed_by_fsdp = False
-        self.replaced: tuple[nn.Module, ...] = ()  # in a tuple, so that it is no part of this module
+        self.replaced: tuple[nn.Module, ...] = ()  # the plain layer, in a tuple so that it is no submodule
 
     @classmethod
     def from_linear(cls, linear: nn.Module, recipe: LayerRecipe, *, transposed: bool = False) -> QuantizedLinear:
@@ -77,12 +67,13 @@ class QuantizedLinear(nn.Module):
         layer.replaced = (linear,)
         return layer
 
-    def _load_from_state_dict(self, *arguments: Any) -> None:
-        super()._load_from_state_dict(*arguments)
-        weight, state = self.quantizer("weight"), arguments[0]
-        if weight is not None and weight.holds and arguments[1] + "weight" in state:
-            weight.follow(state.get(arguments[1] + "quantizers.weight.history", self.weight.detach().abs().amax()))
-        # A checkpoint that was assigned to a model without memory has brought parameters, and no constants.
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        weight = self.quantizer("weight")
+        if weight is not None and weight.holds and prefix + "weight" in state_dict:
+            amax = state_dict.get(prefix + "quantizers.weight.history", self.weight.detach().abs().amax())
+            weight.follow(amax)
+        # A checkpoint assigned to a model on the meta device brings parameters, and no constants.
         if any(buffer.is_meta for buffer in self.quantizers.buffers()) and not self.weight.is_meta:
             self.quantizers.to_empty(device=self.weight.device)
 
@@ -126,7 +117,9 @@ class QuantizedLinear(nn.Module):
         fast_bf16 = device != "cpu" or multiplies_bf16()
         # A tensor that is not quantized keeps the precision of the compute dtype.
         low = self.exact and fast_bf16 and (compute_dtype == torch.bfloat16 or len(self.quantizers) == len(ROLES))
-        input, weight, grad = map(self.quantizer, ("input", "weight", "grad"))
+        input, weight, grad = (
+            None if q is None else q.scaling for q in map(self.quantizer, ("input", "weight", "grad"))
+        )
         return MatmulSettings(
             operand_dtype=torch.bfloat16 if low else torch.float32,
             output_dtype=torch.float32 if accumulate_fp32 else compute_dtype,
@@ -134,53 +127,47 @@ class QuantizedLinear(nn.Module):
             gradient=self.recipe.gradient,
             save=self.recipe.save,
             hadamard=self.recipe.hadamard,
-            ms_eden=self.rounds_anew,
-            input=None if input is None else input.scaling,
-            weight=None if weight is None else weight.scaling,
-            grad=None if grad is None else grad.scaling,
-            grad_learns=self.learns("grad"),
+            ms_eden=self.training and grad is not None and grad.ms_eden,
+            input=input,
+            weight=weight,
+            grad=grad,
+            grad_learns=self._learns("grad"),
         )
 
     def quantizer(self, role: str) -> Quantizer | None:
         """Return the quantizer of ``role``, ``None`` where nothing is quantized."""
-        found = self.quantizers[role] if role in self.quantizers else None
-        assert found is None or isinstance(found, Quantizer)
-        return found
-
-    @property
-    def rounds_anew(self) -> bool:
-        """Whether the backward products of a forward pass at hand round the operands of the forward one anew."""
-        grad = self.quantizer("grad")
-        return self.training and grad is not None and grad.scaling.ms_eden
+        quantizer = self.quantizers[role] if role in self.quantizers else None
+        assert quantizer is None or isinstance(quantizer, Quantizer)
+        return quantizer
 
     @property
     def changes(self) -> bool:
-        """Whether a training step leaves its mark in a quantizer of this layer."""
+        """Whether a training step changes the state of a quantizer of this layer."""
         return any(quantizer.changes for quantizer in self.quantizers.values())
 
-    def learns(self, role: str) -> str:
-        """Return what a forward pass at hand, and its backward pass, leave in the history of ``role``."""
+    def _learns(self, role: str) -> str:
+        """Return what this forward pass, and its backward pass, write into the history of ``role``."""
         quantizer = self.quantizer(role)
         return quantizer.learns if quantizer is not None and self.training else "nothing"
 
-    def source(self, role: str) -> Source:
-        """Return what the operands of ``role`` are made with in the forward pass at hand and its backward pass.
-
-        When the layer does not train, all is rounded to nearest.
-        """
+    def operand_state(self, role: str) -> OperandState:
+        """Return the amax history and, while training, the random stream that quantize ``role`` in this step."""
         quantizer = self.quantizer(role)
         if quantizer is None:
-            return Source()
+            return OperandState()
         # Ranks that share a tensor's rows draw parts of one stream (`Operand.of`).
         apart = role in SHARED_ROLES and quantizer.scaling.ranks == 1 and dist.is_available() and dist.is_initialized()
-        return quantizer.source(self.training, dist.get_rank() if apart else 0)
+        return quantizer.state(self.training, dist.get_rank() if apart else 0)
+
+    def _operand_states(self) -> OperandStates:
+        return OperandStates(*map(self.operand_state, OperandStates._fields))
 
     def __prepare_scriptable__(self) -> Any:  # torch.jit.script asks for it
         raise RuntimeError(NO_SCRIPT)
 
     @property
     def _is_fsdp_managed_module(self) -> bool:
-        """What both generations of FSDP note on the modules that they manage."""
+        """The mark that FSDP1 and FSDP2 set on the modules that they manage."""
         return self._managed_by_fsdp
 
     @_is_fsdp_managed_module.setter
@@ -200,56 +187,57 @@ class QuantizedLinear(nn.Module):
                 "a quantized layer runs on a weight or an input that is split over processes, whose scale no process "
                 "knows: shard the model by torch.distributed.fsdp.fully_shard, not by tensor parallelism"
             )
-        if transformed():
-            return transformed_product(self, x, matrix, settings)
+        if is_transformed():
+            require_transformable(dict(self.quantizers.items()), self.training)
+            return transformed_product(x, matrix, settings, self._operand_states())
         may_repeat = self.training and self.changes
         if may_repeat and torch.compiler.is_compiling():
-            if traced_in_checkpoint():
+            if is_traced_in_checkpoint():
                 torch._dynamo.graph_break(
                     msg="a checkpoint inside a compiled graph cannot repeat stochastic rounding or delayed scaling: "
                     "compile without fullgraph, or take a recipe that rounds to nearest and scales dynamically"
                 )
             may_repeat = False
-        again = self.passes.again() if may_repeat else None
-        sources = again or Sources(*map(self.source, ("input", "weight", "grad")))
-        if may_repeat and again is None:
-            self.passes.note(Sources(sources.input.kept(), sources.weight.kept(), sources.grad))
-        learns = dict.fromkeys(ROLES, "nothing") if again else {role: self.learns(role) for role in ROLES}
-        weight = self.weight_operands(matrix, settings, sources.weight, learns=learns["weight"])
+        repeated = self.passes.again() if may_repeat else None
+        states = repeated or self._operand_states()
+        if may_repeat and repeated is None:
+            self.passes.note(states._replace(input=states.input.snapshot(), weight=states.weight.snapshot()))
+        learns = {role: "nothing" if repeated else self._learns(role) for role in ROLES}
+        weight = self.weight_operands(matrix, settings, states.weight, learns=learns["weight"])
         trains = torch.is_grad_enabled() and matrix.requires_grad
-        input = self._input_operands(x, settings, sources.input, learns=learns["input"], for_weight=trains)
+        input = self._input_operands(x, settings, states.input, learns=learns["input"], for_weight=trains)
         # A compiled graph has no second derivative.
         has_edge = x.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
         edge = Edge.apply(x) if has_edge else None
-        return QuantizedMatmul.apply(x, matrix, edge, settings, input, weight, sources.grad)
+        return QuantizedMatmul.apply(x, matrix, edge, settings, input, weight, states.grad)
 
     def weight_operands(
-        self, matrix: Tensor, settings: MatmulSettings, source: Source, *, learns: str = "nothing"
+        self, matrix: Tensor, settings: MatmulSettings, state: OperandState, *, learns: str = "nothing"
     ) -> Operands:
-        """Return the weight, (out_features, in_features), quantized for both products, with the state in ``source``."""
-        if is_gathered(matrix):
-            return gathered_operands(self, matrix, settings)
+        """Return the weight, (out_features, in_features), quantized by ``state`` for both products."""
+        if isinstance(matrix, GatheredCodes):
+            quantizer = self.quantizer("weight")
+            assert quantizer is not None
+            return gathered_operands(matrix, quantizer, settings.operand_dtype)
         scaling, dtype = settings.weight, settings.operand_dtype
-        forward = backward = Operand.of(matrix, scaling, source, 1, dtype, learns=learns, in_memory=True)
+        forward = backward = Operand.of(matrix, scaling, state, 1, dtype, learns=learns, in_memory=True)
         if scaling is not None and not scaling.once and torch.is_grad_enabled() and not settings.ms_eden:
-            backward = Operand.of(matrix, scaling, source, 0, dtype, in_memory=True)
+            backward = Operand.of(matrix, scaling, state, 0, dtype, in_memory=True)
         return Operands(forward, backward)
 
     def _input_operands(
-        self, x: Tensor, settings: MatmulSettings, source: Source, *, learns: str, for_weight: bool
+        self, x: Tensor, settings: MatmulSettings, state: OperandState, *, learns: str, for_weight: bool
     ) -> Operands:
-        scaling, dtype = settings.input, settings.operand_dtype
-        differs = settings.hadamard > 0 or (scaling is not None and not scaling.once and not settings.ms_eden)
-        used_again = differs and for_weight
+        scaling, dtype, rotates = settings.input, settings.operand_dtype, settings.hadamard > 0
+        differs = rotates or (scaling is not None and not scaling.once and not settings.ms_eden)
         # A gated gradient and the operands of the backward products read the input again.
         once = scaling is not None and not differs and settings.gradient == "straight-through"
-        own, free = owned(x) if once else (x, False)
-        forward = Operand.of(own, scaling, source, 1, dtype, learns=learns, overwrite=free)
-        if not used_again:
+        t, free = owned(x) if once else (x, False)
+        forward = Operand.of(t, scaling, state, 1, dtype, learns=learns, overwrite=free)
+        if not (differs and for_weight):
             return Operands(forward, forward)
-        own, free = (x, False) if settings.hadamard else owned(x)
-        rotates = settings.hadamard > 0
-        return Operands(forward, Operand.of(own, scaling, source, 0, dtype, overwrite=free, rotate=rotates))
+        t, free = (x, False) if rotates else owned(x)
+        return Operands(forward, Operand.of(t, scaling, state, 0, dtype, overwrite=free, rotate=rotates))
 
     def extra_repr(self) -> str:
         """Sizes and formats, for ``print(model)``."""

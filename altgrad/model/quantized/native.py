@@ -1,23 +1,22 @@
-"""The quantized product by FP8 and FP4 hardware: ``torch._scaled_mm`` on E4M3 and E5M2, of blocks ``scaled_mm``.
+"""The quantized product by FP8 and FP4 hardware: `torch._scaled_mm` on E4M3 and E5M2, `scaled_mm` on blocks.
 
-The operands are those of the emulated product, so that a cast to an 8-bit dtype is exact, and so are the
-products of two values; what differs is the order of the sum, and that the two scales are multiplied and
-applied in float32, unusual ones but for a power of two (`unscaling`). On CPU torch emulates the operator,
-which is enough to test against; scales of tensors are written out as those of rows there, since torch 2.13 leaves a
-product with one scale to oneDNN where the processor has AMX: a reference loop, a second for 256 x 256 x 256, and an
-error where ``ONEDNN_MAX_CPU_ISA`` forbids it.
+The operands are those of the emulated product, so the cast to an 8-bit dtype and the products of two values are exact.
+The order of the sum differs, and the two scales are applied in float32, unusual ones up to a power of two
+(`altgrad.model.quantized.operand`). The operator wants its first factor stored by rows, the second by columns, and
+dimensions divisible by 16. So factors are stored that way and padded with zeros, which add nothing.
 
-The operator wants its first factor stored by rows, the second by columns, and every dimension divisible
-by 16: factors are laid out so, and padded with zeros, which add nothing.
+On CPU torch emulates the operator, which is enough for tests. There a tensor's scale is written out as one per row:
+torch 2.13 leaves a product with one scale to oneDNN where the processor has AMX, whose reference loop takes a second
+for 256 x 256 x 256, and which fails where ``ONEDNN_MAX_CPU_ISA`` forbids AMX.
 
-Blocks along the sum have scales that the hardware applies to the sums of their products: of 128, also of tiles of 128
-in one of the factors (Hopper), or of 32 with scales in E8M0, which is MXFP8 (Blackwell). Where the emulated product
-rounds each value over its scale to float32, codes and scales are the same and nothing is rounded. torch has these on
-GPUs alone, for factors that are both E4M3. Scales are passed as what codes are multiplied with, in float32: their
-products, and those of the sums, must stay inside its range.
+**Blocks** along the sum have scales that the hardware applies to the sums of their products: blocks of 128, in one
+factor also tiles of 128 x 128 (Hopper), or blocks of 32 with scales in E8M0, which is MXFP8 (Blackwell). Codes and
+scales are those of the emulated product wherever that rounds values over their scale to float32. torch has these
+products on GPUs, for two factors in E4M3. Scales are passed as reciprocals in float32: their products, and those of
+the sums, must stay in its range.
 
-NVFP4 (Blackwell) has codes of E2M1, two in a byte, and blocks of 16 whose scales are codes of E4M3. A tile's scale is
-that of each of its rows. Both tensors' scales are applied to the float32 sum, which is rounded after that.
+**NVFP4** (Blackwell) has codes of E2M1, two per byte, and blocks of 16 with scales in E4M3. A tile's scale is repeated
+for each of its rows. Both tensors' scales are applied to the float32 sum, which is rounded after that.
 """
 
 from __future__ import annotations
@@ -30,35 +29,21 @@ from torch import Tensor
 from torch.nn.functional import ScalingType, SwizzleType, pad, scaled_mm
 
 from altgrad.common.errors import UserError
-from altgrad.model.quantized.operand import Operand
-from altgrad.model.quantized.unscaling import factor_and_rest, multiplied
+from altgrad.model.hardware import has_products
+from altgrad.model.quantized.operand import Operand, factor_and_rest, multiplied
 from altgrad.numerics.operand_definition import GROUP, PACKED
 
 DIVISOR = 16
 BLOCK = 128
-#: CUDA compute capabilities for which torch has products with such scales: the first, and the first without.
-CAPABILITIES = {
-    "one scale": ((8, 9), None), "rows": ((9, 0), None),
-    "blocks of 128": ((9, 0), (10, 0)), "MXFP8": ((10, 0), None), "NVFP4": ((10, 0), None),
-}  # fmt: skip
-
-
-def has_products(scales: str, device: torch.device) -> bool:
-    """Return whether ``device`` computes products with such ``scales``, a key of `CAPABILITIES`, by FP8 units."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return False
-    first, beyond = CAPABILITIES[scales]
-    found = torch.cuda.get_device_capability(device)
-    return found >= first and (beyond is None or found < beyond)
 
 
 def native_product(
-    a: Operand, b: Operand, dtype: torch.dtype, as_given: AbstractContextManager[Any] | None = None
+    a: Operand, b: Operand, dtype: torch.dtype, no_autocast: AbstractContextManager[Any] | None = None
 ) -> Tensor:
-    """Return ``a @ b / (scale_a scale_b)``; the values of ``a`` (n, k) and ``b`` (k, m) are float8, or packed.
+    """Return ``a @ b / (scale_a scale_b)`` for ``a`` (n, k) and ``b`` (k, m), whose values are float8 or packed.
 
-    Scales are one each, and the result is in ``dtype``; or (n, 1) and (1, m), with which torch gives bfloat16 alone; or
-    those of blocks, as `quantize_operands` has them. ``as_given`` switches autocast off, for the sum on a CPU.
+    Scales are 0-d; or (n, 1) and (1, m), for which torch returns bfloat16 alone; or of blocks, as `quantize_operands`
+    returns them. The result is in ``dtype`` otherwise. ``no_autocast`` switches autocast off, for the sum on a CPU.
     """
     assert a.scale is not None and b.scale is not None
     rows, columns = a.values.shape[0], b.values.shape[1]
@@ -73,8 +58,8 @@ def native_product(
         y = _product_of_blocks(a, b.t(), [factor_a, factor_b], wide)
         return multiplied(y[:rows, :columns], [], [rest_a, rest_b])
     left, right = _padded(a.values), _padded(b.values.t()).t()
-    scale_a, scale_b = _filled_up(factor_a, left.shape[0], 0), _filled_up(factor_b, right.shape[1], 1)
-    with as_given or nullcontext():
+    scale_a, scale_b = _scale_of_padded(factor_a, left.shape[0], 0), _scale_of_padded(factor_b, right.shape[1], 1)
+    with no_autocast or nullcontext():
         y = torch._scaled_mm(
             left, right, scale_a=scale_a, scale_b=scale_b, out_dtype=wide if a.scale.ndim == 0 else torch.bfloat16
         )
@@ -82,7 +67,7 @@ def native_product(
 
 
 def _padded(t: Tensor, divisor: int = DIVISOR) -> Tensor:
-    """Return ``t`` stored by rows, both dimensions filled up with zeros to a multiple of ``divisor``."""
+    """Return ``t`` stored by rows, with both dimensions padded with zeros to a multiple of ``divisor``."""
     below, beside = (-size % divisor for size in t.shape)
     if below or beside:
         # As bytes, since torch pads no float8; the byte 0 is the value 0.
@@ -90,7 +75,7 @@ def _padded(t: Tensor, divisor: int = DIVISOR) -> Tensor:
     return t.contiguous()
 
 
-def _filled_up(factor: Tensor, length: int, dim: int) -> Tensor:
+def _scale_of_padded(factor: Tensor, length: int, dim: int) -> Tensor:
     if factor.ndim == 0:
         shape = (length, 1) if dim == 0 else (1, length)
         return factor.expand(shape).contiguous() if factor.device.type == "cpu" else factor
@@ -102,7 +87,7 @@ def _filled_up(factor: Tensor, length: int, dim: int) -> Tensor:
 
 
 def _product_of_blocks(a: Operand, b: Operand, factors: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """Return the product along both factors' rows, with rows that fill it up; times the ``factors`` of packed ones."""
+    """Return ``a @ b.T`` with its padding, for scales of blocks; times the ``factors`` of packed operands."""
     divisor = BLOCK if a.blocks is None else DIVISOR
     left, right = (_padded(t.values, divisor) for t in (a, b))
     (scale_a, recipe_a), (scale_b, recipe_b) = map(_laid_out, (a, b))
@@ -112,10 +97,10 @@ def _product_of_blocks(a: Operand, b: Operand, factors: list[Tensor], dtype: tor
 
 
 def _laid_out(t: Operand) -> tuple[Tensor, ScalingType]:
-    """Return what the codes of ``t`` (n, k), padded, are multiplied with, as the product reads it, and its kind.
+    """Return the scales of ``t`` (n, k), as reciprocals in the layout that the product reads, and their kind.
 
-    Blocks of 128 have (n, k / 128) stored by columns; tiles (k / 128, n / 128) stored so, with columns padded to a
-    multiple of 4; of MXFP8 and NVFP4 the codes of E8M0 and E4M3, in the order of `swizzled` (cuBLAS, "Scaling Factors
+    Blocks of 128: (n, k / 128), stored by columns. Tiles: (k / 128, n / 128), stored by columns and padded to a
+    multiple of 4. MXFP8 and NVFP4: codes of E8M0 and E4M3, in the order of `swizzled` (cuBLAS, "Scaling Factors
     Layouts").
     """
     assert t.scale is not None
@@ -134,9 +119,9 @@ def _laid_out(t: Operand) -> tuple[Tensor, ScalingType]:
 
 
 def swizzled(scales: Tensor) -> Tensor:
-    """Return ``scales`` (n, blocks) in 1-d: tile after tile of 128 x 4, that of row 32 i + j at 16 j + 4 i.
+    """Return ``scales`` (n, blocks) in 1-d: tile after tile of 128 x 4, row 32 i + j of a tile at 16 j + 4 i.
 
-    What fills up the last tiles is zero.
+    The last tiles are padded with zeros.
     """
     n, blocks = scales.shape
     tiles = pad(scales, (0, -blocks % 4, 0, -n % 128)).unflatten(1, (-1, 4)).unflatten(0, (-1, 4, 32))
@@ -147,7 +132,7 @@ def _multiply_blocks(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, recipe_a: int, recipe_b: int, factors: list[Tensor],
     dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """Return what `scaled_mm` does of arguments laid out for it, in ``dtype``; scales in E8M0 and E4M3 are bytes.
+    """Call `scaled_mm` on arguments laid out for it, with the result in ``dtype``; E8M0 and E4M3 scales are bytes.
 
     Raises:
         UserError: the device has no such products.
@@ -164,13 +149,11 @@ def _multiply_blocks(
     if factors:
         a, b = a.view(PACKED), b.view(PACKED)
     if swizzles:
-        own = torch.float8_e4m3fn if factors else torch.float8_e8m0fnu
-        scale_a, scale_b = scale_a.view(own), scale_b.view(own)
+        scale_dtype = torch.float8_e4m3fn if factors else torch.float8_e8m0fnu
+        scale_a, scale_b = scale_a.view(scale_dtype), scale_b.view(scale_dtype)
     swizzle = [SwizzleType.SWIZZLE_32_4_4 if swizzles else SwizzleType.NO_SWIZZLE]
-    more = []  # of the second level
-    if factors:
-        swizzle.append(SwizzleType.NO_SWIZZLE)
-        more.append(ScalingType.TensorWise)
+    more = [ScalingType.TensorWise] if factors else []  # the second level
+    swizzle += [SwizzleType.NO_SWIZZLE for _ in more]
     return scaled_mm(
         a, b, [scale_a, *factors[:1]], [ScalingType(recipe_a), *more], [scale_b, *factors[1:]],
         [ScalingType(recipe_b), *more], swizzle, swizzle, output_dtype=dtype,

@@ -1,8 +1,7 @@
-"""Scaling state of one quantized tensor of one layer.
+"""The state that one quantized tensor of one layer keeps between steps.
 
-The arithmetic is in altgrad.numerics; this module only remembers what delayed and static scaling
-must remember between steps, as buffers, so that it moves with the model and is part of its
-checkpoint.
+The arithmetic is in `altgrad.numerics`. What delayed and static scaling and stochastic rounding remember stands here in
+buffers, so that it moves with the model and is part of its checkpoint.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from altgrad.config.recipe import TensorRecipe
 from altgrad.numerics import amax_from_history, format_constants, operand_scale
 from altgrad.numerics.operand_definition import FLOAT8, PACKED
 
-SEEDS_APART = 0x9E3779B1  # of processes: odd, so that no two of 2^32 have one seed
+SEEDS_APART = 0x9E3779B1  # between processes: odd, so that no two of 2^32 have one seed
 
 
 @dataclass(frozen=True)
-class Scaling:
-    """What a compiled graph is made for: a tensor's recipe without its format and its history.
+class ScaleSpec:
+    """The part of a tensor's recipe that is fixed in a compiled graph: all but its format and its history.
 
-    ``scale`` is the recipe's `scale_options` as pairs, by which graphs, and layers that share one, are distinguished.
-    With more than one of ``ranks`` the tensor is this process's share of the rows of one, and has its scales.
+    ``scale``: the recipe's `scale_options` as pairs, so that it can be hashed.
+    ``ranks``: the processes that share the tensor's rows; above 1 the scales are those of all rows.
     """
 
     scale: tuple[tuple[str, Any], ...]
@@ -34,59 +33,66 @@ class Scaling:
     hardware: torch.dtype | None  # of the operand, for FP8 and FP4 units
     stochastic: bool  # draws random numbers while training
     ranks: int = 1
-    ms_eden: bool = False  # of a gradient: how both operands of both backward products are rounded while training
+    ms_eden: bool = False  # of a gradient: both operands of both backward products are rounded by MS-EDEN
 
     @classmethod
-    def of(cls, recipe: TensorRecipe, native: bool) -> Scaling:
-        """Return the static part of ``recipe``."""
+    def of(cls, recipe: TensorRecipe, native: bool) -> ScaleSpec:
+        """Return the fixed part of ``recipe``."""
         hardware = (FLOAT8 | {"E2M1": PACKED})[recipe.format.name] if native else None
         options, rounding = tuple(recipe.scale_options.items()), recipe.rounding
         return cls(options, recipe.reduce, hardware, rounding != "nearest", ms_eden=rounding == "MS-EDEN")
 
     @property
     def per_tensor(self) -> bool:
-        """Whether one scale serves the whole tensor, in all the products that it takes part in."""
+        """Whether one scale serves the whole tensor, in all its products."""
         return self.options["granularity"] == "tensor"
 
     @property
     def once(self) -> bool:
-        """Whether the tensor has the same values, in one layout, in all the products that it takes part in."""
+        """Whether all products take the tensor with the same values in the same layout."""
         return self.options["granularity"] in ("tensor", "tile") and self.hardware != PACKED
 
     @property
     def options(self) -> dict[str, Any]:
-        """The scale as `operand_scale` takes it."""
+        """The options of `operand_scale`."""
         return dict(self.scale)
 
 
-class Source(NamedTuple):
-    """What a tensor's operands are made with in one pass, besides its `Scaling`; nothing where it is not quantized.
+class OperandState(NamedTuple):
+    """The state by which one pass quantizes a tensor, besides its `ScaleSpec`; empty if it is not quantized.
 
-    ``constants`` are its format. ``history`` holds the amax that sets the scale; the tensor's own does where that is
-    ``None`` or has seen none. With a ``stream`` of random numbers it is stochastically rounded, all operands by one.
+    constants: its format.
+    history: the amax values that set the scale; ``None`` or all zero for the tensor's own amax.
+    stream: of random numbers, for stochastic rounding; all operands of the tensor draw from it.
     """
 
     constants: Tensor | None = None
     history: Tensor | None = None
     stream: Tensor | None = None
 
-    def kept(self) -> Source:
-        """Return it as it is now, whatever the history learns later."""
+    def snapshot(self) -> OperandState:
+        """Return the state as it is now, whatever the history learns later."""
         return self if self.history is None else self._replace(history=self.history.clone())
 
 
+class OperandStates(NamedTuple):
+    """The operand states of one pass of a layer, from before its forward pass."""
+
+    input: OperandState
+    weight: OperandState
+    grad: OperandState
+
+
 class Quantizer(nn.Module):
-    """The scale of a tensor that is quantized as ``recipe`` says.
+    """The state of a tensor that is quantized by ``recipe``.
 
-    ``constants`` carries the format into the compiled graph as a tensor, with that of its block scales, so that one
-    graph serves every format. ``history`` holds amax values (delayed: the last ones; static: the first) and is
-    saved with the model; 0 stands for a step that has not happened. ``stream`` is that of the random numbers of the
-    last stochastic rounding: seed, tensor, and which it was. It is saved with the model too, so that a run goes on with
-    the numbers that it would have had.
+    Attributes:
+        constants: the format and that of the block scales, as a tensor: so one compiled graph serves every format.
+        history: amax values (delayed: the last ones; static: the first), 0 for a step that has not happened. Saved.
+        stream: seed, tensor and count of the last stochastic rounding. Saved, so that a resumed run draws on.
 
-    They follow the model to a device and keep their dtypes and values when it is cast. What the ``meta`` device does
-    not hold is made anew where the model gets its memory: constants from the format, the rest as before the first step.
-    A checkpoint without a history or a stream leaves them as they are, and one that has more than there is loads too.
+    Buffers follow the model to a device and keep their dtypes when it is cast. Leaving the ``meta`` device sets them
+    to what they are before the first step. A checkpoint loads with or without a history and a stream.
     """
 
     constants: Tensor
@@ -96,12 +102,11 @@ class Quantizer(nn.Module):
     def __init__(self, recipe: TensorRecipe, native: bool = False) -> None:
         super().__init__()
         self.recipe = recipe
-        self.scaling = Scaling.of(recipe, native)
-        constants = format_constants(recipe.format, scale_format=recipe.scale)
-        self.register_buffer("constants", constants, persistent=False)
+        self.scaling = ScaleSpec.of(recipe, native)
+        self.first = (0, 0)  # seed and tensor of the stream
+        self.register_buffer("constants", self._new("constants"), persistent=False)
         length = {"dynamic": None, "static": 1, "delayed": recipe.history}[recipe.scaling]
         self.register_buffer("history", None if length is None else torch.zeros(length, dtype=torch.float32))
-        self.first = (0, 0)
         self.register_buffer("stream", self._new("stream") if self.scaling.stochastic else None)
 
     def _new(self, name: str) -> Tensor:
@@ -113,7 +118,7 @@ class Quantizer(nn.Module):
         return torch.zeros(1 if self.history is None else len(self.history), dtype=torch.float32)
 
     def count_from(self, seed: int, tensor: int) -> None:
-        """Draw the random numbers of ``tensor`` under ``seed`` from now on, from the first on."""
+        """Draw the random numbers of ``tensor`` under ``seed`` from now on, starting with the first."""
         self.first = (seed, tensor)
         if self.stream is not None:
             self.stream.copy_(self._new("stream"))
@@ -131,31 +136,25 @@ class Quantizer(nn.Module):
                 self._buffers[name] = (self._new(name) if was.is_meta else was).to(now.device)
         return self
 
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], strict: bool,
-        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
-    ) -> None:  # fmt: skip
-        remembered = {prefix + "history", prefix + "stream"}
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        _, _, missing_keys, unexpected_keys, _ = arguments
         for keys in (missing_keys, unexpected_keys):
-            keys[:] = [key for key in keys if key not in remembered]
+            keys[:] = [key for key in keys if key not in (prefix + "history", prefix + "stream")]
 
     def hold(self) -> Tensor:
-        """Stop following the tensor; return the buffer (1,) of the amax that sets the scale from now on.
+        """Return a buffer (1,) for the amax that sets the scale from now on, in place of the tensor's own amax.
 
-        For a weight that lives on its quantization grid, which its optimizer places. Raises ``ValueError`` for a tensor
-        with several scales, or one that remembers amax values of its own.
+        For a weight whose optimizer keeps it on its quantization grid and saves the amax. Raises ``ValueError`` for a
+        tensor with several scales or with an amax history.
         """
         if self.recipe.granularity != "tensor" or self.recipe.scaling != "dynamic":
             raise ValueError(
                 "weights on the quantization grid hold one scale that their optimizer sets; quantize them with "
                 "granularity: tensor and scaling: dynamic"
             )
-        # Its optimizer saves it. A model has the same keys whoever steps its weights.
         held = torch.zeros(1, dtype=torch.float32, device=self.constants.device)
-        self.register_buffer("history", held, persistent=False)
+        self.register_buffer("history", held, persistent=False)  # so that the model has the same keys as without
         return self.get_buffer("history")
 
     @property
@@ -169,20 +168,20 @@ class Quantizer(nn.Module):
         self.history.copy_(amax.expand_as(self.history))
 
     def go_on_from(self, other: Quantizer) -> None:
-        """Take over the amax history of ``other``, of the same tensor, if it is of one kind with this one's."""
+        """Take over the amax history of ``other`` if it is scaled in the same way, over as many steps."""
         if self.history is None or other.history is None or self.learns != other.learns:
             return
         if self.history.shape == other.history.shape:
             self.history.copy_(other.history)
 
     def draw(self, rank: int = 0) -> Tensor | None:
-        """Go on to the next stream and return it (3,), for one stochastic rounding; ``None`` if it is to nearest.
+        """Return the next stream (3,) for one stochastic rounding; ``None`` if the tensor is rounded to nearest.
 
-        Processes with another ``rank`` get another seed: where each has rows of its own, their errors are independent.
-        The buffer, which DistributedDataParallel copies from the first process and checkpoints keep, is one for all.
+        Another ``rank`` gets another seed, so that the errors of processes with different rows are independent. The
+        buffer is the same in all, since DistributedDataParallel copies it from the first process.
 
-        In this order: a compiled graph (torch 2.13) has the buffer itself, as its forward pass leaves it, stand for a
-        copy that was made earlier, and would so draw other numbers in its backward pass than eager mode.
+        Count first and clone then: torch 2.13 lets a buffer stand for an earlier copy of it in a compiled graph, whose
+        backward pass would draw other numbers than eager mode.
         """
         if self.stream is None:
             return None
@@ -192,9 +191,9 @@ class Quantizer(nn.Module):
             stream[0] = (stream[0] + rank * SEEDS_APART) % (1 << 32)
         return stream
 
-    def source(self, training: bool, rank: int = 0) -> Source:
-        """Return what one pass makes operands with, in the process ``rank``; stochastic only in ``training``."""
-        return Source(self.constants, self.history, self.draw(rank) if training else None)
+    def state(self, training: bool, rank: int = 0) -> OperandState:
+        """Return the state for one pass in the process ``rank``; it rounds stochastically only in ``training``."""
+        return OperandState(self.constants, self.history, self.draw(rank) if training else None)
 
     def remembered_amax(self) -> Tensor | None:
         """Return the amax (0-d float32) that sets the scale, 0 before the first step; ``None`` if dynamic."""
@@ -202,12 +201,12 @@ class Quantizer(nn.Module):
 
     @property
     def learns(self) -> str:
-        """What a training step leaves in the history, as in `quantize_operands`."""
+        """What a training step writes into the history, as in `quantize_operands`."""
         return {"dynamic": "nothing", "static": "first", "delayed": "each"}[self.recipe.scaling]
 
     @property
     def changes(self) -> bool:
-        """Whether a training step leaves its mark here, and so quantizes otherwise than an evaluation."""
+        """Whether a training step changes this state."""
         return self.learns != "nothing" or self.stream is not None
 
     def scales(self, t: Tensor) -> Tensor:

@@ -1,57 +1,56 @@
 """The quantized product under `torch.func`: ``grad``, ``vjp``, ``jacrev`` and ``vmap``, over samples or over models.
 
-A training step has `QuantizedMatmul`, whose operands are made outside of it, of several layers at once and in place.
-Under a transform tensors are wrapped, one level for each transform, and only a Function's own rules see what is inside:
-so here all is done in one, from the tensors themselves, with the same arithmetic. Its backward pass is a Function too,
-since ``vmap(grad(loss))`` calls it with a batch.
+`QuantizedMatmul`, which a training step uses, gets operands that were made outside of it. Under a transform tensors are
+wrapped, one level per transform, and only a Function's own rules see inside. So here one Function quantizes and
+multiplies, with the same arithmetic. Its backward pass is a Function too, since ``vmap(grad(loss))`` batches it.
 
-A batch goes one by one, as a loop over the samples would: each has the scales of its own amax, and the bits of the
-loop. That is exact, and no faster.
+A batch is computed one sample at a time: each has the scales of its own amax, and the bits and the speed of a loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from altgrad.model.quantized.matmul import MatmulSettings, gradients, product, saved
 from altgrad.model.quantized.operand import Operand
-from altgrad.model.quantized.quantizer import Scaling, Source
+from altgrad.model.quantized.quantizer import OperandState, OperandStates, Quantizer, ScaleSpec
 from altgrad.numerics import rotate_rows
 
-if TYPE_CHECKING:
-    from altgrad.model.quantized.linear import QuantizedLinear
 
-
-def transformed() -> bool:
-    """Whether `torch.func` transforms what runs now."""
+def is_transformed() -> bool:
+    """Return whether a transform of `torch.func` is under way."""
     return torch._C._are_functorch_transforms_active()
 
 
-def transformed_product(layer: QuantizedLinear, x: Tensor, matrix: Tensor, settings: MatmulSettings) -> Tensor:
-    """Return the product of ``x`` (n, in_features) and a weight, for any transform of `torch.func` but ``jvp``.
+def require_transformable(quantizers: dict[str, Quantizer], training: bool) -> None:
+    """Raise ``NotImplementedError`` inside of a compiled graph, and for quantizers that change while training.
 
-    Raises:
-        NotImplementedError: a tensor whose quantizer changes while training: a transform is a function of its
-            arguments. In one graph of `torch.compile`. Later: forward mode, and a derivative of the derivative.
+    A transform is a function of its arguments alone.
     """
     if torch.compiler.is_compiling():
         # Where a graph may break, the compiler calls this function again, in eager mode.
         raise NotImplementedError("torch.compile cannot trace torch.func through quantized layers; call it uncompiled")
-    for role in layer.quantizers if layer.training else ():
-        quantizer = layer.quantizer(role)
-        if quantizer is not None and quantizer.changes:
+    for role, quantizer in quantizers.items() if training else ():
+        if quantizer.changes:
             what = "rounding: stochastic" if quantizer.stream is not None else f"scaling: {quantizer.recipe.scaling}"
             raise NotImplementedError(
                 f"torch.func has no {what} while training, which {role} has and which changes with every call; take "
                 "rounding: nearest with scaling: dynamic, or call model.eval()"
             )
+
+
+def transformed_product(x: Tensor, matrix: Tensor, settings: MatmulSettings, states: OperandStates) -> Tensor:
+    """Return the product of ``x`` (n, in_features) and a weight, for any transform of `torch.func` but ``jvp``.
+
+    Raises:
+        NotImplementedError: later, for forward mode and for a derivative of the derivative.
+    """
     autocast = torch.is_autocast_enabled(x.device.type)
-    sources = [t for role in ("input", "weight", "grad") for t in layer.source(role)[:2]]
-    y: Tensor = _Product.apply(x, matrix, settings, autocast, *sources)
+    y: Tensor = _Product.apply(x, matrix, settings, autocast, *(t for state in states for t in state[:2]))
     return y
 
 
@@ -59,16 +58,16 @@ class _Product(torch.autograd.Function):
     """``x @ weight.T`` for ``x`` (n, k) and ``weight`` (m, k); then constants and history of input, weight and grad."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, settings: MatmulSettings, autocast: bool, *sources: Tensor | None) -> Tensor:
-        of_x, of_weight, _ = _sources(sources)
+    def forward(x: Tensor, weight: Tensor, settings: MatmulSettings, autocast: bool, *states: Tensor | None) -> Tensor:
+        of_x, of_weight, _ = _operand_states(states)
         a = Operand.of(x, settings.input, of_x, 1, settings.operand_dtype)
         b = Operand.of(weight, settings.weight, of_weight, 1, settings.operand_dtype)
         return product(a, b.t(), settings.output_dtype, settings.accumulate_fp32, autocast)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, ctx.settings, ctx.autocast, *sources = inputs
-        ctx.save_for_backward(x, weight, *sources)
+        x, weight, ctx.settings, ctx.autocast, *states = inputs
+        ctx.save_for_backward(x, weight, *states)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -94,13 +93,14 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-        *sources, settings, autocast, of_input, of_the_weight = rest
-        of_x, of_weight, of_grad = _sources(sources)
-        needed = (of_input, of_the_weight)
-        own = rotate_rows(x) if settings.hadamard else x
-        a = saved(own, _backward_operand(own, settings.input, of_x, settings), settings.input, settings, of_input=True)
-        b = saved(weight, _backward_operand(weight, settings.weight, of_weight, settings), settings.weight, settings)
-        found = gradients(grad, a, b, of_grad, settings, (x.dtype, weight.dtype), autocast, needed)
+        *states, settings, autocast, of_input, of_the_weight = rest
+        of_x, of_weight, of_grad = _operand_states(states)
+        turned = rotate_rows(x) if settings.hadamard else x
+        a = _along_rows(turned, settings.input, of_x, settings)
+        b = _along_rows(weight, settings.weight, of_weight, settings)
+        a, b = saved(turned, a, settings.input, settings, of_input=True), saved(weight, b, settings.weight, settings)
+        dtypes, needed = (x.dtype, weight.dtype), (of_input, of_the_weight)
+        found = gradients(grad, a, b, of_grad, settings, dtypes, autocast, needed)
         return tuple(t for t in found if t is not None)
 
     @staticmethod
@@ -119,22 +119,22 @@ class _Gradients(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         each = _one_by_one(_Gradients.apply, info.batch_size, in_dims, arguments)
-        found = tuple(map(torch.stack, zip(*each, strict=True)))
-        return found, (0,) * len(found)
+        stacked = tuple(map(torch.stack, zip(*each, strict=True)))
+        return stacked, (0,) * len(stacked)
 
 
-def _sources(tensors: Sequence[Tensor | None]) -> list[Source]:
-    return [Source(*tensors[i : i + 2]) for i in (0, 2, 4)]
+def _operand_states(tensors: Sequence[Tensor | None]) -> list[OperandState]:
+    return [OperandState(*tensors[i : i + 2]) for i in (0, 2, 4)]
 
 
-def _backward_operand(t: Tensor, scaling: Scaling | None, source: Source, settings: MatmulSettings) -> Operand:
-    """Return that of the backward product, which sums over rows, with one scale for the tensor that of both."""
-    return Operand.of(t, scaling, source, 1 if scaling is None or scaling.once else 0, settings.operand_dtype)
+def _along_rows(t: Tensor, scaling: ScaleSpec | None, state: OperandState, settings: MatmulSettings) -> Operand:
+    """Return the operand of a backward product, which sums over rows; the forward one's if both are the same."""
+    return Operand.of(t, scaling, state, 1 if scaling is None or scaling.once else 0, settings.operand_dtype)
 
 
 def _one_by_one(
     apply: Callable[..., Any], size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]
 ) -> list[Any]:
-    """Return what ``apply`` makes of each of a batch: of ``arguments``, the slices along those ``in_dims`` name."""
+    """Return the results of ``apply`` for each of ``size`` samples; ``in_dims`` name the batched dimensions."""
     pairs = list(zip(arguments, in_dims, strict=True))
     return [apply(*(a if dim is None else a.select(dim, i) for a, dim in pairs)) for i in range(size)]
