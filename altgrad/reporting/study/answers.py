@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from altgrad.common.errors import UserError
-from altgrad.reporting.results import NO_EFFECT, NONE_SEEN, SEEDS, UNTESTED, Result, judged
+from altgrad.reporting.decision_rule import NO_EFFECT, NONE_SEEN, SEEDS, UNTESTED, Result, judged
 from altgrad.reporting.study.questions import Hypothesis, Question
 from altgrad.reporting.study.runs import MEASURED, Run, Runs, parsed
 

@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+from altgrad.reporting.decision_rule import SMALLEST_EFFECT
 from altgrad.reporting.document import Column, Table, Text, words
 from altgrad.reporting.figures.style import drawing, panels, save
 from altgrad.reporting.markdown import blocks_to_markdown
 from altgrad.reporting.measure import Measure
-from altgrad.reporting.results import SMALLEST_EFFECT
 from altgrad.reporting.study.answers import NATS, Answer, Comparison
 from altgrad.reporting.study.questions import Question
 from altgrad.reporting.study.runs import Runs

@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from altgrad.config import UserError
-from altgrad.reporting.results import HIGHER, IDENTICAL, INCONCLUSIVE, LOWER, NO_EFFECT, TOO_FEW, judged
+from altgrad.reporting.decision_rule import HIGHER, IDENTICAL, INCONCLUSIVE, LOWER, NO_EFFECT, TOO_FEW, judged
 from altgrad.reporting.statistics import summarised
 from altgrad.reporting.study.answers import Comparison
 from altgrad.reporting.study.runs import Run, Runs, parsed

@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from altgrad.reporting.results import judged
+from altgrad.reporting.decision_rule import judged
 from altgrad.reporting.statistics import Difference, summarised
 from altgrad.reporting.study.runs import Run, Runs
 from altgrad.reporting.wording import p_value, signed
