@@ -30,8 +30,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("-o", "--out", type=Path, default=Path("comparison"), help="folder; default: %(default)s")
     options = vars(parser.parse_args(arguments))
 
-    from altgrad.reporting.external.family import Family
-    from altgrad.reporting.external.page import write_comparison
+    from altgrad.reporting.external import Family, write_comparison
 
     results, curves, out, declared = (options.pop(name) for name in ("results", "curves", "out", "family"))
     print(write_comparison(results, Family.read(declared, options), curves, out))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import altgrad
-from altgrad.reporting.external.rows import read_rows
+from altgrad.reporting.external import read_rows
 
 WRITER = """
 import sys, altgrad

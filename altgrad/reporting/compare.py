@@ -3,7 +3,7 @@
 A *run* here is a grid entry (format or recipe) under one optimizer at one learning rate, over all seeds. The
 primary metric is the final validation loss in nats per token. Everything is paired by seed, and only completed
 cells have a loss: a diverged or missing cell is counted beside the number, never averaged into it. What is asked
-of the losses and how the answers are read is in :mod:`altgrad.reporting.claims`.
+of the losses and how the answers are read is in :mod:`altgrad.reporting.hypotheses`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from altgrad.reporting import roles
-from altgrad.reporting.claims import BEYOND, CONTROL, COST, GAIN, MATCHED, Answers, answer, ask
-from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study, every_rule
-from altgrad.reporting.results import UNTESTED
-from altgrad.reporting.runs import RUN, Run, Runs
+from altgrad.reporting import optimizer_roles as roles
+from altgrad.reporting.decision_rule import UNTESTED
+from altgrad.reporting.hypotheses import BEYOND, CONTROL, COST, GAIN, MATCHED, Answers, answer, ask, losses_of
+from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
+from altgrad.reporting.statistics import RUN, PairedLosses, Run
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Comparison:
     best: pd.DataFrame
     gains: pd.DataFrame
     answers: Answers
-    runs: Runs
+    runs: PairedLosses[Run]
     best_runs: dict[tuple[str, str], Run]
     references: dict[str, str]
     reference: str | None
@@ -58,8 +58,8 @@ class Comparison:
 
 def compare(study: Study) -> Comparison:
     """Return the comparison of everything that completed in ``study``."""
-    runs, measure = Runs.of(study), study.measure
-    chosen_by = Runs.of(study, measure.on_validation)  # a rate that test documents chose would be too good on them
+    measure = study.measure
+    runs, chosen_by = losses_of(study, measure.column), losses_of(study, measure.on_validation)
     rates = sorted(study.lr_scales)
     best = {
         (entry, arm): chosen_by.best([(entry, arm, rate) for rate in rates], higher_is_better=measure.higher_is_better)
@@ -77,7 +77,7 @@ def compare(study: Study) -> Comparison:
 
 
 def _tuning_error(
-    study: Study, runs: Runs, best: Mapping[tuple[str, str], Run], references: Mapping[str, str]
+    study: Study, runs: PairedLosses[Run], best: Mapping[tuple[str, str], Run], references: Mapping[str, str]
 ) -> dict[str, float]:
     """Return for each arm the largest mean gain of one with its base where nothing is quantized; 0 without such cells.
 
@@ -87,7 +87,7 @@ def _tuning_error(
     """
     sizes: dict[str, float] = {}
     bases = {arm: study.arm(arm)["base"] for arm in study.optimizers}
-    unquantized = [entry for entry in study.formats if not every_rule(study.entry(entry))]
+    unquantized = [entry for entry in study.formats if not roles.has_format(study, entry)]
     for (arm, reference), entry in itertools.product(references.items(), unquantized):
         found = runs.difference({best[entry, arm]: 1, best[entry, reference]: -1})
         if found and bases[arm] == bases[reference] and roles.needs_format(study.arm(arm)):
@@ -95,7 +95,7 @@ def _tuning_error(
     return {arm: sizes.get(bases[arm], 0.0) for arm in references}
 
 
-def _best(study: Study, runs: Runs, best: Mapping[tuple[str, str], Run], answers: Answers) -> pd.DataFrame:
+def _best(study: Study, runs: PairedLosses[Run], best: Mapping[tuple[str, str], Run], answers: Answers) -> pd.DataFrame:
     """Return a row per (format, optimizer) at its best learning rate."""
     cells = study.cells.assign(**{status: study.cells["status"] == status for status in (COMPLETED, DIVERGED, MISSING)})
     primary = study.measure.column

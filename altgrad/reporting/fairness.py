@@ -12,10 +12,10 @@ from typing import Any
 from altgrad.config.arms import Arm
 from altgrad.config.schema import kept_by_decay
 from altgrad.config.tasks import FEWEST, ComparedOn
-from altgrad.reporting import roles
+from altgrad.reporting import optimizer_roles as roles
 from altgrad.reporting.compare import Comparison
+from altgrad.reporting.decision_rule import SEEDS
 from altgrad.reporting.load import COMPLETED, Study
-from altgrad.reporting.results import SEEDS
 from altgrad.reporting.tuning import Tuning
 from altgrad.reporting.wording import joined, plural, significant
 

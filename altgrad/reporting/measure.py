@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from altgrad.config.tasks import Compared
-from altgrad.reporting.results import HIGHER, LOWER, SMALLEST_EFFECT
+from altgrad.reporting.decision_rule import HIGHER, LOWER, SMALLEST_EFFECT
 
 SMALLEST_SHARE = 0.005  # of F1 and its like: half a point in a hundred
 

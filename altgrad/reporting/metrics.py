@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from altgrad.reporting import roles
+from altgrad.reporting import optimizer_roles as roles
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
 from altgrad.reporting.statistics import Difference

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
-from altgrad.reporting import roles
+from altgrad.reporting import optimizer_roles as roles
+from altgrad.reporting.decision_rule import SEEDS
 from altgrad.reporting.load import Study, every_rule
-from altgrad.reporting.results import SEEDS
 
 
 def proposal(study: Study, experiments: Sequence[str] = ()) -> str:

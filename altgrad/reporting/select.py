@@ -8,7 +8,7 @@ import pandas as pd
 
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.load import COMPLETED, IDENTITY, Study
-from altgrad.reporting.runs import RUN
+from altgrad.reporting.statistics import RUN
 
 BYTES = "bytes_per_parameter"
 

@@ -1,14 +1,15 @@
-"""How often the report's own rules claim what is not there, and how often they find what is: by simulation.
+"""How often the report's rules find an effect that is not there, and one that is: by simulation.
 
-Studies of pure chance, and studies with one known gain, are drawn and read by the code that reads real ones
-(:mod:`altgrad.reporting.claims`). A loss is a shift per seed, which pairing takes
-away, plus noise of 0.01 nats per run; what differs between the *noises* below is how that noise is spread over runs.
+Studies without any effect, and studies with one known gain, are drawn and judged by `altgrad.reporting.hypotheses`, as
+real ones are. A loss is a shift per seed, which pairing removes, plus noise of 0.01 nats per run; the *noises* below
+differ in how it is spread over runs.
 
     make simulate
 
-writes a row per design and noise: the share of null studies whose report has at least one significant result, the
-share of all in which the 95 % interval of the last optimizer's gain in the last format, the noisiest run, holds zero,
-and the share of studies with one effect of four standard deviations of a run's noise in which that is significant.
+writes a row per design and noise. ``false_significant`` is the share of studies without an effect that have at least
+one significant result. ``covered`` is the share of all studies in which the 95 % interval of the last optimizer's gain
+in the last format, the noisiest run, holds zero. ``found`` is the share of studies with an effect of four standard
+deviations of a run's noise in which it is significant.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -29,24 +29,27 @@ from tqdm import tqdm
 
 from altgrad.common.console import while_read
 from altgrad.recording import KEY
-from altgrad.reporting import roles
-from altgrad.reporting.claims import GAIN, Answers, Questions, answer, ask
-from altgrad.reporting.external.family import Family, study_of
+from altgrad.reporting import optimizer_roles as roles
+from altgrad.reporting.external import Family, study_of
+from altgrad.reporting.hypotheses import GAIN, Answers, Questions, answer, ask
 from altgrad.reporting.load import Study
-from altgrad.reporting.runs import Run, Runs
+from altgrad.reporting.statistics import PairedLosses, Run
 
 NOISE, SEED_SHIFT, EFFECT = 0.01, 0.03, 4.0  # nats, nats, standard deviations of a run's noise
 TABLE = "reports/simulation.csv"
 DESIGNS = [(5, 2, 3), (5, 2, 5), (5, 2, 8), (8, 8, 5), (8, 8, 8)]  # formats, arms, seeds
 BAD = 7.5  # nats: how far above the others a run ends that learned nothing
 FORMATS = ("E0M7", "E1M6", "E2M5", "E3M4", "E4M3", "E5M2", "E6M1", "E7M0")
+LAST, ALL = -1, slice(None)
 
 Spread = Callable[[np.random.Generator, np.ndarray], np.ndarray]
 
 
-def _louder(which: tuple[slice | int, slice | int], factor: float) -> Spread:
+def _times(factor: float, formats: slice | int, arms: slice | int) -> Spread:
+    """Return a noise that is ``factor`` times as large in some runs."""
+
     def spread(random: np.random.Generator, noise: np.ndarray) -> np.ndarray:
-        noise[which] *= factor
+        noise[formats, arms] *= factor
         return noise
 
     return spread
@@ -57,23 +60,23 @@ def _bad(random: np.random.Generator, noise: np.ndarray) -> np.ndarray:
     return noise
 
 
-def _unequal(random: np.random.Generator, noise: np.ndarray, axes: int) -> np.ndarray:
-    """Return noise of another size wherever the first ``axes`` indices differ."""
-    return noise * np.exp(0.7 * random.standard_normal((*noise.shape[:axes], *[1] * (3 - axes))))
+def _unequal(axes: int) -> Spread:
+    """Return a noise of another size wherever the first ``axes`` indices differ."""
+    return lambda random, noise: noise * np.exp(0.7 * random.standard_normal((*noise.shape[:axes], *[1] * (3 - axes))))
 
 
-#: By name, how the noise of (formats, arms, seeds) is changed from one that is equal and normal everywhere.
+#: By name, the change of a noise of shape (formats, arms, seeds) that is equal and normal everywhere.
 NOISES: dict[str, Spread] = {
     "equal": lambda random, noise: noise,
-    "one arm 2 times as noisy": _louder((slice(None), -1), 2),
-    "one arm 5 times as noisy": _louder((slice(None), -1), 5),
-    "one run 3 times as noisy": _louder((-1, -1), 3),
-    "one run 10 times as noisy": _louder((-1, -1), 10),
+    "one arm 2 times as noisy": _times(2, ALL, LAST),
+    "one arm 5 times as noisy": _times(5, ALL, LAST),
+    "one run 3 times as noisy": _times(3, LAST, LAST),
+    "one run 10 times as noisy": _times(10, LAST, LAST),
     "one seed of one run 7.5 nats higher": _bad,
-    "baseline 3 times as noisy": _louder((0, slice(None)), 3),
-    "baseline optimizer 3 times as noisy": _louder((slice(None), 0), 3),
-    "unequal from run to run": partial(_unequal, axes=2),
-    "unequal from format to format": partial(_unequal, axes=1),
+    "baseline 3 times as noisy": _times(3, 0, ALL),
+    "baseline optimizer 3 times as noisy": _times(3, ALL, 0),
+    "unequal from run to run": _unequal(axes=2),
+    "unequal from format to format": _unequal(axes=1),
     "heavy tails (t, 3 degrees)": lambda random, noise: NOISE * random.standard_t(3, noise.shape) / np.sqrt(3),
     "a tenth of the cells lost": lambda random, noise: np.where(random.random(noise.shape) < 0.1, np.nan, noise),
 }
@@ -81,10 +84,10 @@ NOISES: dict[str, Spread] = {
 
 @dataclass(frozen=True)
 class Design:
-    """A grid to draw losses for: its study without losses, the questions that the report asks of it, and its runs.
+    """A grid to draw losses for: its study without losses, the questions that a report asks, and its runs.
 
-    All is held against the first format, and against the optimizer ``plain``. Every format is quantized, and no other
-    arm is another's control.
+    Everything is compared with the first format and with the optimizer ``plain``. Every format is quantized, and no
+    optimizer is the control of another.
     """
 
     study: Study
@@ -93,7 +96,7 @@ class Design:
 
     @classmethod
     def of(cls, formats: int, arms: int, seeds: int) -> Design:
-        """Return the grid of so many formats, optimizers, and seeds."""
+        """Return the grid of this many formats, optimizers and seeds."""
         names = ["plain", *(f"arm{i}" for i in range(arms - 1))]
         rows = pd.DataFrame(itertools.product(FORMATS[:formats], names, range(seeds)), columns=KEY).assign(loss=0.0)
         study = study_of(rows, None, Family(reference=FORMATS[0], reference_optimizer="plain"))
@@ -106,22 +109,22 @@ class Design:
         """Formats, arms, seeds."""
         return len(self.study.formats), len(self.study.optimizers), len(self.study.seeds)
 
-    def drawn(self, random: np.random.Generator, noise: Spread, gains: np.ndarray | float = 0.0) -> Runs:
-        """Return losses; ``gains`` (formats, arms, 1) lowers them."""
+    def drawn(self, random: np.random.Generator, noise: Spread, gains: np.ndarray | float = 0.0) -> PairedLosses[Run]:
+        """Return random losses, lowered by ``gains``, shape (formats, arms, 1)."""
         chance = noise(random, NOISE * random.standard_normal(self.shape))
         losses = 3.5 + SEED_SHIFT * random.standard_normal(self.shape[2]) + chance - gains
-        return Runs(self.place, losses.reshape(-1, self.shape[2]))
+        return PairedLosses(self.place, losses.reshape(-1, self.shape[2]))
 
-    def read(self, runs: Runs) -> Answers:
-        """Return what the report reads from ``runs``."""
+    def read(self, runs: PairedLosses[Run]) -> Answers:
+        """Return the results of a report of ``runs``."""
         return answer(self.questions, runs, {}, tuned_here=False)
 
 
 def worst_rate(file: Path, study: Study) -> float | None:
-    """Return how often chance alone gives a significant result in the design that is most like ``study``.
+    """Return how often a study like this one without any effect has a significant result.
 
-    Of the table that `make simulate` writes, ``None`` without it. Most like: nearest in seeds, then in the number of
-    runs; of all noises the worst.
+    ``file`` is the table of `make simulate`; ``None`` without it. Of its designs the one with the nearest number of
+    seeds counts, then of runs, and of all noises the worst.
     """
     if not file.is_file():
         return None
@@ -133,24 +136,24 @@ def worst_rate(file: Path, study: Study) -> float | None:
 
 
 def rates(design: Design, noise: Spread, draws: int, seed: int = 0) -> dict[str, float]:
-    """Return the rates of error and of discovery of the report's rules; see the module."""
+    """Return the three rates of the module's docstring, over ``draws`` studies without an effect and as many with."""
     random = np.random.default_rng(seed)
     formats, arms = design.study.formats, design.study.optimizers
-    claims, noisiest = (GAIN, formats[-2], arms[1]), (GAIN, formats[-1], arms[-1])
-    single = np.zeros((*design.shape[:2], 1))
-    single[-2, 1] = EFFECT * NOISE
-    null = [design.read(design.drawn(random, noise)) for _ in range(draws)]
-    one = [design.read(design.drawn(random, noise, single)) for _ in range(draws)]
-    wrong = [any(found.significant and not found.exploratory for found in study.claims.values()) for study in null]
-    known = [result for study in null + one if (result := study.of(*noisiest)) is not None and result.half_width > 0]
-    covered = [abs(result.difference.mean) <= result.half_width for result in known]
-    seen = [(result := study.of(*claims)) is not None and result.significant for study in one]
-    shares = {"false_significant": wrong, "covered": covered, "found": seen}
+    effect, noisiest = (GAIN, formats[-2], arms[1]), (GAIN, formats[-1], arms[-1])
+    gains = np.zeros((*design.shape[:2], 1))
+    gains[-2, 1] = EFFECT * NOISE
+    without = [design.read(design.drawn(random, noise)) for _ in range(draws)]
+    with_one = [design.read(design.drawn(random, noise, gains)) for _ in range(draws)]
+    wrong = [any(claim.significant and not claim.exploratory for claim in study.claims.values()) for study in without]
+    intervals = [r for study in without + with_one if (r := study.of(*noisiest)) is not None and r.half_width > 0]
+    covered = [abs(result.difference.mean) <= result.half_width for result in intervals]
+    found = [(result := study.of(*effect)) is not None and result.significant for study in with_one]
+    shares = {"false_significant": wrong, "covered": covered, "found": found}
     return {name: float(np.mean(share)) for name, share in shares.items()}
 
 
 def simulated(job: tuple[tuple[int, int, int], str, int]) -> dict[str, object]:
-    """Return the row of rates of a design and a noise, each from so many studies of every kind."""
+    """Return a row of the table for a design, a noise and a number of draws."""
     shape, noise, draws = job
     row = dict(zip(("formats", "arms", "seeds"), shape, strict=True)) | {"noise": noise, "draws": draws}
     return row | rates(Design.of(*shape), NOISES[noise], draws)

@@ -1,21 +1,27 @@
-"""Paired differences of losses: mean, interval and p-value by Student's paired t, each comparison by itself.
+"""Losses paired by seed: contrasts of runs, and for each its mean, interval and p-value by Student's paired t-test.
 
-Seeds are blocks. A seed fixes the initial weights and the order of the batches in every arm, so two arms are compared
-seed by seed and what a seed does to both cancels. No comparison lends its spread to another: intervals and p-values are
-those of ``scipy.stats.ttest_rel``. STATISTICS.md in this package says why. What many comparisons cost each other is in
-:mod:`altgrad.reporting.multiplicity`.
+A seed fixes the initial weights and the order of the batches for every optimizer. Runs are therefore compared seed by
+seed, and what a seed does to both cancels. Each contrast has its own standard deviation, so intervals and p-values are
+those of ``scipy.stats.ttest_rel``; STATISTICS.md says why. `altgrad.reporting.decision_rule` adjusts the p-values.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import pandas as pd
 from scipy.special import stdtr, stdtrit
 
 CONFIDENCE = 0.95
+RUN = ["format", "optimizer", "lr_scale"]  # what names a run of a grid
+
+Run = tuple[str, str, float]
+Contrast = Mapping[Run, int]  # the sign with which a run's loss enters
+AnyRun = TypeVar("AnyRun", bound=Hashable)
 
 
 def t_quantile(dof: float) -> float:
@@ -33,7 +39,7 @@ class Difference:
 
     @property
     def is_zero(self) -> bool:
-        """Whether the two were equal in every seed, but for rounding."""
+        """Whether both losses are equal in every seed, apart from rounding."""
         return self.mean == 0 and not self.sd > 0
 
     @property
@@ -43,11 +49,11 @@ class Difference:
 
     @property
     def half_width(self) -> float:
-        """Half of the 95 % interval of the mean by itself; NaN for one seed and where nothing spreads."""
+        """Half of the unadjusted 95 % interval of the mean; NaN for one seed or a standard deviation of zero."""
         return t_quantile(self.n - 1) * self.error if self.sd > 0 else math.nan
 
     def p_value(self, least: float = 0.0) -> float:
-        """Return the two-sided p-value of a mean beyond ``least``, by itself; NaN where `half_width` is."""
+        """Return the unadjusted two-sided p-value of a mean beyond ``least``; NaN where `half_width` is."""
         if not self.sd > 0:
             return math.nan
         beyond = [(side * least - abs(self.mean)) / self.error for side in (1, -1)]
@@ -55,10 +61,12 @@ class Difference:
 
 
 def summarised(differences: np.ndarray, losses: float = 0.0) -> Difference | None:
-    """Return mean and spread of ``differences``, one per seed, NaN where a run has no loss; ``None`` without one.
+    """Return the mean and standard deviation of paired differences; ``None`` if no seed has one.
 
-    ``losses`` is how large those are that a difference is made of, together. A spread that their rounding makes is
-    zero, and so is a mean beside it: 3.51 - 3.5 is 0.01 but for the last digits, which differ from 3.71 - 3.7.
+    Args:
+        differences: one per seed, NaN where a run has no loss.
+        losses: the sum of the magnitudes that were subtracted. A standard deviation within their rounding error counts
+            as zero, and so does a mean: 3.51 - 3.5 and 3.71 - 3.7 differ in the last digits alone.
     """
     known = differences[np.isfinite(differences)]
     if len(known) == 0:
@@ -70,18 +78,18 @@ def summarised(differences: np.ndarray, losses: float = 0.0) -> Difference | Non
 
 def interval(differences: np.ndarray | pd.Series) -> tuple[float, float, float]:
     """Return the mean over seeds and the ends of its 95 % interval; NaN where `Difference` has no interval."""
-    found = summarised(np.asarray(differences))
-    if found is None:
+    difference = summarised(np.asarray(differences))
+    if difference is None:
         return math.nan, math.nan, math.nan
-    return found.mean, found.mean - found.half_width, found.mean + found.half_width
+    return difference.mean, difference.mean - difference.half_width, difference.mean + difference.half_width
 
 
 def outlier(values: np.ndarray) -> tuple[int, float]:
-    """Return the place of the value farthest from the mean of all, and the p-value that it belongs to the others.
+    """Return the place of the value farthest from the mean, and the p-value of Grubbs' two-sided test for it.
 
-    Two-sided (F. E. Grubbs, "Sample criteria for testing outlying observations", Annals of Mathematical Statistics 21,
-    1950), as the t of that value minus the mean of the others. ``values``: float64, (n,), NaN for none. p is 1 for
-    fewer than three, and where the others are equal.
+    The test is that of F. E. Grubbs, "Sample criteria for testing outlying observations", Annals of Mathematical
+    Statistics 21, 1950, as the t of that value minus the mean of the others. ``values``: float64, (n,), NaN for none.
+    p is 1 for fewer than three values, and where the others are equal.
     """
     count = int(np.isfinite(values).sum())
     if count < 3:
@@ -92,3 +100,69 @@ def outlier(values: np.ndarray) -> tuple[int, float]:
         return place, 1.0
     t = abs(values[place] - others.mean) / (others.sd * math.sqrt(1 + 1 / others.n))
     return place, float(min(1.0, 2 * count * stdtr(count - 2, -t)))
+
+
+@dataclass(frozen=True)
+class PairedLosses(Generic[AnyRun]):
+    """The compared number, such as the final validation loss, by run and seed.
+
+    ``losses``: float64, (rows, seeds), NaN where a run did not complete. ``place`` is the row of each run. Runs that
+    are equal to the last bit, as those of E0M7 and E1M6 are, share a row.
+    """
+
+    place: dict[AnyRun, int]
+    losses: np.ndarray
+
+    @classmethod
+    def of(cls, losses: Iterable[tuple[AnyRun, int, float]], seeds: Iterable[int]) -> PairedLosses[AnyRun]:
+        """Return the table of ``losses``, given as run, seed and loss; NaN for a run that did not complete."""
+        positions = {seed: i for i, seed in enumerate(seeds)}
+        rows: dict[AnyRun, np.ndarray] = {}
+        for run, seed, loss in losses:
+            rows.setdefault(run, np.full(len(positions), np.nan))[positions[seed]] = loss
+        distinct: dict[bytes, int] = {}
+        place = {run: distinct.setdefault(row.tobytes(), len(distinct)) for run, row in rows.items()}
+        return cls(place, np.array([np.frombuffer(row) for row in distinct]).reshape(len(distinct), len(positions)))
+
+    def of_run(self, run: AnyRun) -> pd.Series:
+        """Return the losses of a run by the seed's position."""
+        return pd.Series(self.losses[self.place[run]])
+
+    def row(self, contrast: Mapping[AnyRun, float]) -> np.ndarray:
+        """Return the weight of each row of ``losses`` in ``contrast``."""
+        weights = np.zeros(len(self.losses))
+        for run, sign in contrast.items():
+            weights[self.place[run]] += sign
+        return weights
+
+    def by_seed(self, contrast: Mapping[AnyRun, float]) -> np.ndarray:
+        """Return ``contrast`` for each seed; NaN where one of its runs has no loss or does not exist."""
+        if any(run not in self.place for run in contrast):
+            return np.full(self.losses.shape[1], np.nan)
+        return sum((weight * self.losses[self.place[run]] for run, weight in contrast.items()), np.zeros(1))
+
+    def difference(self, contrast: Mapping[AnyRun, float]) -> Difference | None:
+        """Return the mean of ``contrast`` over the seeds that all of its runs completed; ``None`` without any."""
+        differences = self.by_seed(contrast)
+        if not np.isfinite(differences).any():
+            return None
+        sizes = (abs(weight) * np.nanmax(np.abs(self.losses[self.place[run]])) for run, weight in contrast.items())
+        return summarised(differences, float(sum(sizes)))
+
+    def completed(self, run: AnyRun) -> int:
+        """Return how many seeds of ``run`` completed."""
+        return int(np.isfinite(self.losses[self.place[run]]).sum())
+
+    def best(self, candidates: Sequence[AnyRun], *, higher_is_better: bool = False) -> AnyRun:
+        """Return the run with the most completed seeds, then the best mean over the seeds that those share.
+
+        Where they share none, that is the first: the smallest rate of an ascending list is the most stable one.
+        """
+        most = max(self.completed(run) for run in candidates)
+        left = [run for run in candidates if self.completed(run) == most]
+        table = np.array([self.losses[self.place[run]] for run in left])
+        shared = np.isfinite(table).all(axis=0)
+        if not shared.any():
+            return left[0]
+        means = table[:, shared].mean(axis=1)
+        return left[int(means.argmax() if higher_is_better else means.argmin())]

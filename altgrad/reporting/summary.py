@@ -11,15 +11,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from altgrad.reporting import roles
-from altgrad.reporting.claims import COST, GAIN
+from altgrad.reporting import optimizer_roles as roles
 from altgrad.reporting.compare import Comparison
+from altgrad.reporting.decision_rule import (
+    IDENTICAL,
+    INCONCLUSIVE,
+    LEVEL,
+    NONE_SEEN,
+    SEEDS,
+    TOO_FEW,
+    UNTESTED,
+    Result,
+    adjusted,
+)
 from altgrad.reporting.document import Block, Column, Table, Text, words
+from altgrad.reporting.hypotheses import COST, GAIN
 from altgrad.reporting.load import Study
-from altgrad.reporting.multiplicity import adjusted
-from altgrad.reporting.results import IDENTICAL, INCONCLUSIVE, LEVEL, NONE_SEEN, SEEDS, TOO_FEW, UNTESTED, Result
-from altgrad.reporting.runs import Contrast, Run
-from altgrad.reporting.statistics import Difference, outlier
+from altgrad.reporting.statistics import Contrast, Difference, Run, outlier
 from altgrad.reporting.wording import NONE, change, interval, joined, number, p_value, plural, significant
 
 QUESTION = "Which 8-bit floating-point format gains most from geometry-aware updates, and why?"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from altgrad.formats import SCALE_FORMATS, Format
-from altgrad.reporting import roles
+from altgrad.reporting import optimizer_roles as roles
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Column, Table, words
 from altgrad.reporting.fairness import Met

@@ -10,7 +10,7 @@ import pandas as pd
 from scipy.special import rel_entr
 
 from altgrad.metrics import METRICS, Metric
-from altgrad.reporting import roles
+from altgrad.reporting import optimizer_roles as roles
 from altgrad.reporting.anomalies import Case, tensor
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.document import Column, Row, Table, words

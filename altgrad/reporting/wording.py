@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeGuard
 
-from altgrad.reporting.results import IDENTICAL, LEVEL
+from altgrad.reporting.decision_rule import IDENTICAL, LEVEL
 from altgrad.reporting.statistics import Difference
 
 NONE = "–"

@@ -82,19 +82,22 @@ def standing(cells: Iterable[Seen], baseline: str, compared: Compared) -> list[d
     ``low`` and ``high`` of its 95 % interval, which is the report's. ``None`` where there is nothing yet, or for the
     baseline itself.
     """
-    from altgrad.reporting.runs import Run, Runs  # which loads pandas, and nobody needs before a cell is there
+    from altgrad.reporting.statistics import (  # which loads pandas, and nobody needs before a cell is there
+        PairedLosses,
+        Run,
+    )
 
     of = [(cell, cell.settings) for cell in cells]
     seeds = list(dict.fromkeys(own["seed"] for _, own in of))
     rates = sorted({own["lr_scale"] for _, own in of})
-    identities = [tuple(own[name] for name in ("format", "optimizer", "lr_scale", "seed")) for _, own in of]
+    identities = [((own["format"], own["optimizer"], own["lr_scale"]), own["seed"]) for _, own in of]
     runs, by = (
-        Runs.of_losses(((*i, _final(cell, column)) for i, (cell, _) in zip(identities, of, strict=True)), seeds)
+        PairedLosses.of(((*i, _final(cell, column)) for i, (cell, _) in zip(identities, of, strict=True)), seeds)
         for column in (compared.final, compared.on_validation)  # the latter chooses a rate, as in the report
     )
 
     def chosen(entry: str, arm: str) -> Run:
-        return by.best(((entry, arm, rate) for rate in rates), higher_is_better=compared.higher_is_better)
+        return by.best([(entry, arm, rate) for rate in rates], higher_is_better=compared.higher_is_better)
 
     rows = []
     for entry, arm in dict.fromkeys((own["format"], own["optimizer"]) for _, own in of):

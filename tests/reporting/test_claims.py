@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
-from altgrad.reporting import roles
-from altgrad.reporting.claims import BEYOND, CONTROL, COST, GAIN, Questions, answer
+from altgrad.reporting import optimizer_roles as roles
 from altgrad.reporting.compare import compare
+from altgrad.reporting.decision_rule import HIGHER, IDENTICAL, LOWER, TOO_FEW, TUNED_HERE
 from altgrad.reporting.fairness import conditions
-from altgrad.reporting.results import HIGHER, IDENTICAL, LOWER, TOO_FEW, TUNED_HERE
-from altgrad.reporting.runs import Runs
+from altgrad.reporting.hypotheses import BEYOND, CONTROL, COST, GAIN, Questions, answer
+from altgrad.reporting.statistics import PairedLosses
 from tests.reporting.made_losses import ADAMW, FORMATS, STIFF, losses_of, noisy, study_of
 
 SGD = {"base": "sgd"}
@@ -62,8 +62,8 @@ def test_a_format_that_repeats_another_is_no_further_question() -> None:
 def test_a_repetition_is_no_further_question_where_another_kind_of_question_came_first() -> None:
     losses = np.random.default_rng(0).normal(3.5, 0.001, 5)
     formats = {"base": losses, "E1M6": losses + np.linspace(0.01, 0.012, 5)}
-    runs = Runs.of_losses(
-        [(entry, "adamw", 1, seed, loss) for entry, own in formats.items() for seed, loss in enumerate(own)], range(5)
+    runs = PairedLosses.of(
+        [((entry, "adamw", 1), seed, loss) for entry, own in formats.items() for seed, loss in enumerate(own)], range(5)
     )
     contrast = {("E1M6", "adamw", 1): 1, ("base", "adamw", 1): -1}
     gains = [(GAIN, entry, "stiff") for entry in ("E1M6", "E0M7")]

@@ -16,7 +16,7 @@ from altgrad.config import load_params
 from altgrad.reporting.compare import compare
 from altgrad.reporting.fairness import conditions
 from altgrad.reporting.load import Study
-from altgrad.reporting.roles import has_even_grid
+from altgrad.reporting.optimizer_roles import has_even_grid
 from altgrad.reporting.study.runs import AFTER, COLUMNS
 from altgrad.reporting.tuning import QUESTION, load_tuning
 from tests.reporting.made_losses import ADAMW, STIFF, losses_of, noisy, study_of, with_formats

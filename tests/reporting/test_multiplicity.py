@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from altgrad.reporting.multiplicity import adjusted
+from altgrad.reporting.decision_rule import adjusted
 
 
 def holm_by_definition(p: dict[str, float]) -> dict[str, float]:

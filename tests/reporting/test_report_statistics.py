@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from altgrad.reporting.runs import Runs
-from altgrad.reporting.statistics import Difference, interval, outlier, summarised, t_quantile
+from altgrad.reporting.statistics import Difference, PairedLosses, interval, outlier, summarised, t_quantile
 
 
 def test_a_difference_is_the_mean_and_spread_of_the_seeds_that_both_have() -> None:
@@ -28,8 +27,8 @@ def test_a_contrast_is_its_row_of_weights_times_the_losses_also_where_runs_are_e
     """So that equal rows are the same question, and of equal runs no sign is lost."""
     losses = dict(zip(("E3M4", "E0M7"), np.random.default_rng(0).standard_normal((2, 5)), strict=True))
     losses["E1M6"] = losses["E0M7"]
-    cells = [(name, "adamw", 1.0, seed, loss) for name, own in losses.items() for seed, loss in enumerate(own)]
-    runs = Runs.of_losses(cells, range(5))
+    cells = [((name, "adamw", 1.0), seed, loss) for name, own in losses.items() for seed, loss in enumerate(own)]
+    runs = PairedLosses.of(cells, range(5))
     assert runs.losses.shape == (2, 5)
     for signs in ((1, -1, 0), (0, 1, -1), (-2, 1, 1), (1, -1, 1)):
         contrast = {(name, "adamw", 1.0): sign for name, sign in zip(losses, signs, strict=True) if sign}
@@ -54,8 +53,8 @@ def test_differences_spread_where_their_decimals_do(base: list[int], gap: list[i
     """Oracle: decimal arithmetic, which rounds nothing here."""
     a = [Decimal(n).scaleb(-places) for n in base]
     b = [x + Decimal(gap[i % len(gap)]).scaleb(-places) for i, x in enumerate(a)]
-    rows = [(name, "adamw", 1.0, i, float(x)) for name, own in (("a", a), ("b", b)) for i, x in enumerate(own)]
-    found = Runs.of_losses(rows, range(len(base))).difference({("b", "adamw", 1.0): 1, ("a", "adamw", 1.0): -1})
+    rows = [((name, "adamw", 1.0), i, float(x)) for name, own in (("a", a), ("b", b)) for i, x in enumerate(own)]
+    found = PairedLosses.of(rows, range(len(base))).difference({("b", "adamw", 1.0): 1, ("a", "adamw", 1.0): -1})
     differences = [y - x for x, y in zip(a, b, strict=True)]
     assert (found.sd == 0) == (len(set(differences)) == 1)
     assert found.is_zero == (not any(differences))

@@ -12,7 +12,7 @@ from altgrad.reporting.compare import Comparison
 from altgrad.reporting.figures.spec import in_report
 from altgrad.reporting.figures.style import Look, framed, legend, looks, spread_axis, tiles
 from altgrad.reporting.load import DIVERGED, Study
-from altgrad.reporting.roles import is_virtual
+from altgrad.reporting.optimizer_roles import is_virtual
 from altgrad.reporting.select import among, at_best, in_order, of_completed, shown_optimizer
 
 UNTRAINED = 0.2  # share of the steps whose loss, an untrained model's, is left out of the range that is shown

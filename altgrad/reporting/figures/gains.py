@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from altgrad.reporting.compare import Comparison
+from altgrad.reporting.decision_rule import Result
 from altgrad.reporting.figures.spec import in_report
 from altgrad.reporting.figures.style import framed, legend, looks, panels, spread_axis, tiles
 from altgrad.reporting.load import Study
-from altgrad.reporting.results import Result
-from altgrad.reporting.roles import is_plain_in
+from altgrad.reporting.optimizer_roles import is_plain_in
 from altgrad.reporting.select import at_best, in_order, of_completed
 from altgrad.reporting.statistics import interval
 

@@ -11,7 +11,7 @@ from altgrad.reporting.document import Column, Table, words
 from altgrad.reporting.figures.spec import in_report
 from altgrad.reporting.figures.style import legend, looks, tiles
 from altgrad.reporting.load import DIVERGED, Study
-from altgrad.reporting.roles import is_virtual
+from altgrad.reporting.optimizer_roles import is_virtual
 from altgrad.reporting.select import at_best, in_order, late, of_completed
 from altgrad.reporting.wording import NONE, number, significant
 

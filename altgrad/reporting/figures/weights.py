@@ -16,7 +16,7 @@ from altgrad.reporting.compare import Comparison
 from altgrad.reporting.figures.spec import in_report
 from altgrad.reporting.figures.style import Look, looks, tiles
 from altgrad.reporting.load import IDENTITY, Study
-from altgrad.reporting.roles import is_virtual
+from altgrad.reporting.optimizer_roles import is_virtual
 from altgrad.reporting.select import in_order, per_layer
 
 BINS_PER_BINADE = 4  # of the histogram that the diagnosis writes

@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from altgrad.reporting.claims import Answers
 from altgrad.reporting.compare import compare
-from altgrad.reporting.external.family import Family, study_of
-from altgrad.reporting.external.rows import read_curves, read_rows
+from altgrad.reporting.external import Family, read_curves, read_rows, study_of
 from altgrad.reporting.figures import FIGURES, draw
+from altgrad.reporting.hypotheses import Answers
 from tests.reporting.external.written import report, rows_of, table
 from tests.reporting.made_losses import ADAMW, STIFF
 from tests.reporting.made_losses import study_of as made_study

@@ -1,0 +1,286 @@
+"""``altgrad compare``: the report's tables and figures for runs that another program has trained, given as CSV files.
+
+COMPARE.md is its page for users. A mistake in a file is one sentence with file and line.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pydantic import Field, ValidationError
+
+from altgrad.common.errors import UserError, did_you_mean, sentences
+from altgrad.common.files import csv_rows, read_yaml, write_text
+from altgrad.config.base import Settings
+from altgrad.recording import KEY, STEP, whole
+from altgrad.reporting.compare import compare
+from altgrad.reporting.decision_rule import SEEDS, SMALLEST_EFFECT
+from altgrad.reporting.document import Document, Section, Table, Text, there, words
+from altgrad.reporting.figures import FIGURES, draw
+from altgrad.reporting.html import to_html
+from altgrad.reporting.load import COLUMNS, COMPLETED, DIVERGED, IDENTITY, MISSING, NUMBERS, TEXTS, Study
+from altgrad.reporting.markdown import to_markdown
+from altgrad.reporting.measure import Measure
+from altgrad.reporting.optimizer_roles import ROLE, EntryRole, OptimizerRole
+from altgrad.reporting.summary import outcomes, summary
+from altgrad.reporting.tables import results_table
+from altgrad.reporting.wording import NONE, joined
+
+ALL = "all"  # the configuration of every run in a table without that column; likewise the optimizer
+QUESTION = "What does each configuration change, and what each optimizer?"
+SECTIONS = ("gains", "costs", "curves")  # of figures that need nothing but losses
+
+
+class Family(Settings):
+    """What each configuration and each optimizer is compared with, and what the numbers are.
+
+    ``reference`` is a configuration. Controls are given with what they are controls of. The control of an optimizer may
+    be one with the same steps in another order; that of a configuration, one that gives the optimizer a format and
+    quantizes nothing. In ``unquantized`` configurations every optimizer is its reference's form: a difference there is
+    one of tuning, and no smaller effect counts anywhere.
+    """
+
+    reference: str | None = None
+    reference_optimizer: str | None = None
+    optimizer_controls: dict[str, str] = Field(default_factory=dict)
+    configuration_controls: dict[str, str] = Field(default_factory=dict)
+    unquantized: list[str] = Field(default_factory=list)
+    metric: str = "loss"
+    unit: str = ""
+    higher_is_better: bool = False
+    smallest_effect: float = Field(default=SMALLEST_EFFECT, gt=0, allow_inf_nan=False)
+
+    @classmethod
+    def read(cls, path: Path | None, flags: Mapping[str, Any]) -> Family:
+        """Return the family in a YAML file, if one is given; flags that are not ``None`` replace its settings.
+
+        Raises :class:`altgrad.config.UserError` with every mistake, by its place.
+        """
+        settings = {name: value for name, value in flags.items() if value is not None}
+        try:
+            return cls.model_validate((read_yaml(path) if path else {}) | settings)
+        except ValidationError as error:
+            raise UserError("\n".join(sentences(error, str(path or "flags")))) from None
+
+    def checked(self, rows: pd.DataFrame, source: str) -> Family:
+        """Return the family with its references filled in; one that is the only one need not be named.
+
+        Raises :class:`altgrad.config.UserError` for a name that no run has, and where a reference is not known.
+        """
+        named = {"configuration": list(rows["configuration"].unique()), "optimizer": list(rows["optimizer"].unique())}
+        if all(len(known) == 1 for known in named.values()):
+            raise UserError(f"{source}: one configuration under one optimizer; there is nothing to compare it with")
+        references = {}
+        for name, (kind, known) in zip(("reference", "reference_optimizer"), named.items(), strict=True):
+            reference = references[name] = getattr(self, name) or (known[0] if len(known) == 1 else None)
+            if reference is None:
+                flag = f"--{name.replace('_', '-')}"
+                raise UserError(f"{source}: which {kind} is the reference? Say {flag} {' or '.join(known)}")
+            controls = getattr(self, f"{kind}_controls")
+            unquantized = self.unquantized if kind == "configuration" else ()
+            for used in (reference, *controls, *controls.values(), *unquantized):
+                if used not in known:
+                    raise UserError(f"{source}: no run of {kind} {used!r}{did_you_mean(used, known)}")
+            for control, of in controls.items():
+                if control in (of, reference) or of in controls or of == reference:
+                    raise UserError(f"{kind}_controls: {control!r} cannot be the control of {of!r}; "
+                                    "neither may be the reference, nor a control have one")  # fmt: skip
+        return self.model_copy(update=references)
+
+    def optimizer_role(self, name: str) -> OptimizerRole:
+        """Return the role of an optimizer: every one but the reference counts as one that follows a format."""
+        plain, of = name == self.reference_optimizer, self.optimizer_controls.get(name)
+        return OptimizerRole(plain, of is not None, not plain, not plain, control_of=of)
+
+    def entry_role(self, name: str) -> EntryRole:
+        """Return the role of a configuration."""
+        of = self.configuration_controls.get(name)
+        return EntryRole(name not in self.unquantized, of is not None, of or name)
+
+
+def study_of(rows: pd.DataFrame, curves: pd.DataFrame | None, family: Family) -> Study:
+    """Return the study of ``rows``: a seed that a configuration lacks under an optimizer is a missing run."""
+    losses = rows.set_index(KEY)["loss"]
+    runs = pd.MultiIndex.from_product([rows[name].unique() for name in KEY], names=IDENTITY[:3])
+    table = pd.DataFrame({"lr_scale": 1, "val_loss": losses.reindex(runs)}, runs).reset_index()
+    table["status"] = np.select([~runs.isin(losses.index), table["val_loss"].notna()], [MISSING, COMPLETED], DIVERGED)
+    table.index = pd.Index(["-".join(map(str, run)) for run in runs], name="key")
+    resolved = {
+        key: {
+            "format": entry, "rules": [], ROLE: family.entry_role(entry),
+            "arm": {"base": family.reference_optimizer, ROLE: family.optimizer_role(optimizer)},
+        }
+        for key, (entry, optimizer, _) in zip(table.index, runs, strict=True)
+    }  # fmt: skip
+    frames = {name: pd.DataFrame(columns=[*IDENTITY, *columns]) for name, columns in COLUMNS.items()}
+    if curves is not None:
+        columns = dict(zip(KEY, IDENTITY, strict=False)) | {"loss": "val_loss"}
+        history = curves.rename(columns=columns).assign(lr_scale=1).reindex(columns=frames["history"].columns)
+        numbers = dict.fromkeys(COLUMNS["history"], "float64")
+        frames["history"] = history.astype(numbers).sort_values("step", ignore_index=True)
+    return Study(
+        {"grid": {"baseline": family.reference}}, {}, resolved,
+        table.reindex(columns=[*IDENTITY, *TEXTS, *NUMBERS]).astype(dict.fromkeys(NUMBERS, "float64")), timing={},
+        measure=Measure(
+            family.metric, family.metric, family.unit, "configuration", family.higher_is_better, family.smallest_effect
+        ), **frames,
+    )  # fmt: skip
+
+
+def write_comparison(results: Path, family: Family, curves: Path | None, out: Path) -> str:
+    """Write ``REPORT.md``, ``index.html`` and ``figures/`` of the runs in ``results`` into ``out``.
+
+    Args:
+        results: final losses, a row per run.
+        family: what is compared with what.
+        curves: losses by step, a row per run and step.
+        out: a folder, which is made once everything has been read and compared.
+
+    Returns:
+        The result in a sentence.
+
+    Raises:
+        UserError: for a mistake in a file, a name that no run has, or runs of which none share two seeds.
+    """
+    rows = read_rows(results, family.metric)
+    family = family.checked(rows, str(results))
+    study = study_of(rows, read_curves(curves, family.metric, rows) if curves else None, family)
+    comparison = compare(study)
+    if max((claim.difference.n for claim in comparison.answers.claims.values()), default=0) < 2:
+        raise UserError(f"{results}: no comparison has two seeds in common; an interval takes two, a test {SEEDS}")
+    pictures = draw([spec for spec in FIGURES if spec.section in SECTIONS], study, comparison, out / "figures")
+    result = outcomes(study, comparison)
+    page = Document(
+        f"Comparison of {results.name}", QUESTION,
+        there(
+            Text(result), Text(study.measure.direction), pictures.get("gains"),
+            *summary(study, comparison, costs="What each configuration changes",
+                     why="`altgrad/reporting/STATISTICS.md`"),
+        ),
+        [section for section in (
+            Section("Result in detail", "result", there(
+                pictures.get("gains_over_run"), results_table(study, comparison)
+            )),
+            Section("Curves", "curves", there(*map(pictures.get, ("loss_curves", "loss_differences")))),
+            Section("What was asked", "family", [_family_table(results, family, rows.attrs["unread"])]),
+        ) if section.blocks],
+    )  # fmt: skip
+    write_text(out / "REPORT.md", to_markdown(page))
+    write_text(out / "index.html", to_html(page, out / "figures", cells=False))
+    return result.replace("**", "").replace("`", "")
+
+
+def _family_table(results: Path, family: Family, unread: list[str]) -> Table:
+    """Return the settings of the family, defaults included, and the columns of the results that nothing reads."""
+
+    def text(value: object) -> str:
+        if isinstance(value, dict):
+            value = [f"{control} ({of})" for control, of in value.items()]
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return (joined(value) if isinstance(value, list) else str(value)) or NONE
+
+    rows = [[name.replace("_", " "), text(value)] for name, value in family.model_dump().items()]
+    return Table(
+        [words("what"), words("value")],
+        [["results", results.name], ["columns not read", text([name for name in unread if name])], *rows],
+        "Controls stand with what they are controls of.",
+    )  # fmt: skip
+
+
+def read_rows(path: Path, metric: str, key: Sequence[str] = KEY) -> pd.DataFrame:
+    """Return the values in column ``metric`` of a CSV file, in the order of its rows.
+
+    The columns are those of ``key``, and ``loss``: float64, NaN where the run has diverged. The index is the line in
+    the file, and ``attrs["unread"]`` names its other columns. Raises :class:`altgrad.config.UserError` for a file that
+    is no such table, and for a run that stands there twice.
+    """
+    rows: dict[tuple[str | int, ...], tuple[int, float]] = {}
+    unread: list[str] = []
+    for line, values in _lines(path, [*key, metric]):
+        place = f"{path}, line {line}"
+        run = tuple(_key(place, name, values[name]) for name in key)
+        unread = unread or [name for name in values if name not in (*key, metric)]
+        if run in rows:
+            first = dict(_lines(path, [*key, metric]))[rows[run][0]]
+            apart = [name for name in unread if name and ALL in run and values[name] != first[name]]
+            rename = f", or rename what tells them apart ({', '.join(apart)}) {KEY[run.index(ALL)]}" if apart else ""
+            raise UserError(f"{place}: {_named(run)} stands in line {rows[run][0]} too; remove one{rename}")
+        rows[run] = line, _loss(place, metric, values[metric])
+    if not rows:
+        raise UserError(f"{path}: no row below the names of the columns")
+    lines, losses = zip(*rows.values(), strict=True)
+    table = pd.DataFrame(list(rows), lines, key).assign(loss=losses)
+    table.attrs["unread"] = unread
+    return table
+
+
+def read_curves(path: Path, metric: str, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the losses by ``step`` in ``path``, a row per run and step; each run must be one of ``runs``."""
+    curves = read_rows(path, metric, [*KEY, STEP])
+    known = pd.MultiIndex.from_frame(curves[KEY]).isin(pd.MultiIndex.from_frame(runs[KEY]))
+    for line, *run in curves[~known][[*KEY, STEP]].itertuples(name=None):
+        raise UserError(f"{path}, line {line}: the results have no run of {_named(run)}")
+    return curves
+
+
+def _lines(path: Path, needed: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the line and the values of each row; `ALL` for one of configuration and optimizer that is no column."""
+    try:
+        text = whole(path).decode("utf-8-sig")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    rows = csv_rows(io.StringIO(text, newline=""), path)
+    columns = [name.strip() for name in next(rows, (1, []))[1]]
+    if not columns:
+        raise UserError(f"{path} is empty; expected the columns {', '.join(needed)} in its first line")
+    if len(columns) == 1 and (separator := re.search("[;\t|]", columns[0])):
+        raise UserError(f"{path}, line 1: columns are separated by {separator[0]!r}; save the table with commas")
+    absent = [name for name in KEY[:2] if not any(column.lower()[:4] == name[:4] for column in columns)]
+    alike = dict.fromkeys(absent[:1], ALL)
+    for name in needed:
+        if columns.count(name) > 1:
+            raise UserError(f"{path}, line 1: {columns.count(name)} columns {name!r}; rename all but one")
+        if name not in columns and name not in alike:
+            hint = did_you_mean(name, columns)
+            raise UserError(
+                f"{path}, line 1: no column {' or '.join(map(repr, absent if name in absent else [name]))}{hint}"
+                f"{'' if hint.endswith('?') else '.'} Each row is a run; --metric names the column that is compared"
+            )
+    for line, values in rows:
+        yield line, alike | dict(zip(columns, (value.strip() for value in values), strict=True))
+
+
+def _key(place: str, name: str, text: str) -> str | int:
+    if name in KEY[:2]:
+        if not text:
+            raise UserError(f"{place}: {name} is empty")
+        return text
+    try:
+        return int(re.sub(r"\.0*$", "", text))  # pandas writes 0.0 where the column had a gap
+    except ValueError:
+        raise UserError(f"{place}: {name} is {text!r}; expected a whole number") from None
+
+
+def _loss(place: str, metric: str, text: str) -> float:
+    try:
+        value = math.nan if text == DIVERGED else float(text)
+    except ValueError:
+        value = math.inf
+    if text != DIVERGED and not math.isfinite(value):
+        raise UserError(f"{place}: {metric} is {text!r}; expected a finite number, or {DIVERGED!r} if the run diverged")
+    return value
+
+
+def _named(run: Sequence[str | int]) -> str:
+    configuration, optimizer, seed, *step = run
+    return f"{configuration!r} under {optimizer!r} with seed {seed}" + "".join(f" at step {one}" for one in step)

@@ -1,0 +1,230 @@
+"""The role of each optimizer and of each grid entry in a comparison: baseline optimizer, method or control.
+
+A grid's settings determine the role. Runs of other programs have no such settings: their cells declare the role under
+`ROLE`, as an `OptimizerRole` or an `EntryRole`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+from altgrad.config.arms import BASES, FORMAT_FREE, PLAIN
+from altgrad.reporting.load import Study, every_rule
+
+NULL_STIFFNESS = ("mean", "permuted")  # they carry no information about the weight
+FOREIGN_STIFFNESS = ("foreign",)
+# Settings by which an optimizer is tuned: they do not keep one from being the control of another.
+TUNED = ("lr", "plain_lr")
+# Settings apart from the spacing, in which an optimizer and its reference should not differ.
+SHARED = ("betas", "eps", "momentum", "weight_decay", "decay", "plain_decay", "plain_lr")
+ROLE = "role"  # where a resolved cell and its arm declare one
+
+Arm = dict[str, Any]
+
+
+class OptimizerRole(NamedTuple):
+    """What an optimizer is in a comparison.
+
+    Attributes:
+        plain: a baseline optimizer: AdamW or SGD, with updates that ignore the spacing of a format.
+        control: it shows where the gain of another comes from, and a gain of its own is no result.
+        follows_spacing: its steps follow the spacing of a format: by a stiffness, or in code steps.
+        needs_format: it trains as its baseline optimizer where no weight has a format.
+        group: equal for an optimizer and the baseline optimizers that it may be compared with.
+        control_of: the optimizer that declares this one as its control, if any.
+    """
+
+    plain: bool
+    control: bool
+    follows_spacing: bool
+    needs_format: bool
+    group: Hashable = None
+    control_of: str | None = None
+
+
+class EntryRole(NamedTuple):
+    """What a grid entry (a format or recipe) is in a comparison.
+
+    Attributes:
+        has_format: whether any weight, input or gradient has a format.
+        virtual: whether that format only determines the steps of optimizers, and nothing is quantized.
+        spacing: equal for an entry and its unquantized control.
+    """
+
+    has_format: bool
+    virtual: bool
+    spacing: Hashable
+
+
+def regime(arm: Arm) -> str:
+    """Return how weights are stored: as float32 ``master`` weights, or ``quantized``, always values of a format."""
+    return arm.get("weights", "master")
+
+
+def role_of(arm: Arm) -> OptimizerRole:
+    """Return the role that the resolved settings of an optimizer declare or give it."""
+    if ROLE in arm:
+        return arm[ROLE]
+    stiffness, base = arm.get("stiffness"), BASES[arm["base"]]
+    follows = stiffness not in (None, *FORMAT_FREE) or base.unit == "rungs"
+    return OptimizerRole(
+        plain=arm["base"] in PLAIN and stiffness is None and not arm.get("feedback"),
+        control=stiffness in (*NULL_STIFFNESS, *FORMAT_FREE), follows_spacing=follows,
+        needs_format=follows or regime(arm) == "quantized",  # as `altgrad.config.arms.Arm.needs_format`
+        group=(base.plain, regime(arm)),
+    )  # fmt: skip
+
+
+def plain(study: Study) -> list[str]:
+    """Return the baseline optimizers."""
+    return [name for name in study.optimizers if role_of(study.arm(name)).plain]
+
+
+def aware(study: Study) -> list[str]:
+    """Return the optimizers that are not `plain`."""
+    return [name for name in study.optimizers if not role_of(study.arm(name)).plain]
+
+
+def is_null(arm: Arm) -> bool:
+    """Whether the optimizer is a shuffled or mean control: its steps carry no information about the weight."""
+    return arm.get("stiffness") in NULL_STIFFNESS
+
+
+def is_control(arm: Arm) -> bool:
+    """Whether the optimizer is a control: it shows where another's gain comes from."""
+    return role_of(arm).control
+
+
+def follows_spacing(arm: Arm) -> bool:
+    """Whether the optimizer's steps follow the spacing of a format: by a stiffness, or in code steps."""
+    return role_of(arm).follows_spacing
+
+
+def needs_format(arm: Arm) -> bool:
+    """Whether the optimizer trains as its baseline optimizer where no weight has a format."""
+    return role_of(arm).needs_format
+
+
+def is_plain_in(study: Study, entry: str, arm: str) -> bool:
+    """Whether ``arm`` trains as its baseline optimizer in ``entry``: it needs a format, and no weight has one."""
+    return not has_format(study, entry) and needs_format(study.arm(arm))
+
+
+def references(study: Study) -> dict[str, str]:
+    """Return the baseline optimizer that each other optimizer is compared with; those without one are left out.
+
+    Both have the same base, apart from the spacing, and the same weight storage; rounding alike is preferred.
+    """
+    candidates, chosen = plain(study), {}
+    for name in aware(study):
+        arm = study.arm(name)
+        group = [other for other in candidates if role_of(study.arm(other)).group == role_of(arm).group]
+        if group:
+            chosen[name] = min(group, key=lambda other: study.arm(other).get("rounding") != arm.get("rounding"))
+    return chosen
+
+
+def main_plain(study: Study) -> str | None:
+    """Return the baseline optimizer whose runs stand for a format: with master weights where there is one."""
+    return min(plain(study), key=lambda name: regime(study.arm(name)) != "master", default=None)
+
+
+def controls(study: Study, optimizer: str) -> list[str]:
+    """Return the controls of an optimizer: shuffled and mean ones, then those with a foreign format's spacing.
+
+    A control has no controls of its own kind or of a later one.
+    """
+    declared = [name for name in study.optimizers if role_of(study.arm(name)).control_of == optimizer]
+    kinds = [NULL_STIFFNESS, FOREIGN_STIFFNESS]
+    is_kind = [study.arm(optimizer).get("stiffness") in kind for kind in kinds]
+    kinds = kinds[: is_kind.index(True)] if True in is_kind else kinds
+    return declared + [other for kind in kinds for other in _relatives(study, optimizer, "stiffness", kind)]
+
+
+def rms_matched(study: Study, optimizer: str) -> list[str]:
+    """Return the RMS-matched form of an optimizer, if there is one."""
+    matched = study.arm(optimizer).get("match_rms")
+    return [] if matched else _relatives(study, optimizer, "match_rms", (True,))[:1]
+
+
+def is_rms_matched(study: Study, optimizer: str) -> bool:
+    """Whether an optimizer is the RMS-matched form of another."""
+    matched = study.arm(optimizer).get("match_rms")
+    return bool(matched and _relatives(study, optimizer, "match_rms", (False, None)))
+
+
+def _relatives(study: Study, optimizer: str, changed: str, values: tuple[Any, ...]) -> list[str]:
+    """Return the optimizers that have one of ``values`` in the setting ``changed`` and differ in nothing else.
+
+    ``foreign`` goes with the stiffness, and each optimizer is tuned by itself, so these may differ.
+    """
+
+    def rest(arm: Arm) -> Arm:
+        return {key: value for key, value in arm.items() if key not in (changed, "foreign", *TUNED)}
+
+    same = rest(study.arm(optimizer))
+    others = {name: study.arm(name) for name in study.optimizers if name != optimizer}
+    return [name for name, arm in others.items() if arm.get(changed) in values and rest(arm) == same]
+
+
+def entry_role(study: Study, entry: str) -> EntryRole:
+    """Return the role that the resolved cells of an entry declare or give it."""
+    cell = study.entry(entry)
+    if ROLE in cell:
+        return cell[ROLE]
+    rules = every_rule(cell)
+    specs = [rule[name] for rule in rules for name in ("weight", "input", "grad") if rule[name]]
+    settings = ("format", "granularity", "block", "scale", "scale_rounding")  # which determine the spacing
+    spacing = frozenset(tuple(rule["weight"].get(name) for name in settings) for rule in rules if rule["weight"])
+    return EntryRole(bool(rules), bool(specs) and all(spec.get("virtual") for spec in specs), spacing)
+
+
+def weight_formats(study: Study, entry: str) -> frozenset[str]:
+    """Return the formats of the weights in ``entry``."""
+    return frozenset(rule["weight"]["format"] for rule in every_rule(study.entry(entry)) if rule["weight"])
+
+
+def has_format(study: Study, entry: str) -> bool:
+    """Whether any tensor in ``entry`` has a format, be it quantized or not."""
+    return entry_role(study, entry).has_format
+
+
+def is_virtual(study: Study, entry: str) -> bool:
+    """Whether optimizers see a format in ``entry`` and nothing is quantized."""
+    return entry_role(study, entry).virtual
+
+
+def is_quantized(study: Study, entry: str) -> bool:
+    """Whether anything is quantized in ``entry``."""
+    role = entry_role(study, entry)
+    return role.has_format and not role.virtual
+
+
+def has_even_grid(study: Study, entry: str) -> bool:
+    """Whether every weight format of ``entry`` is a uniform grid: at most one exponent bit.
+
+    There stiffness is one number, and every optimizer takes the steps of its baseline optimizer.
+    """
+    names, formats = weight_formats(study, entry), study.entry(entry).get("formats", {})
+    return bool(names) and all(name in formats and formats[name]["exponent_bits"] <= 1 for name in names)
+
+
+def unquantized_controls(study: Study) -> dict[str, str]:
+    """Return for each quantized entry the one with the same spacing in which nothing is quantized."""
+    entries = {entry: entry_role(study, entry) for entry in study.formats}
+    virtual = {role.spacing: entry for entry, role in entries.items() if role.virtual}
+    return {
+        entry: virtual[role.spacing] for entry, role in entries.items() if not role.virtual and role.spacing in virtual
+    }
+
+
+def unquantized_control(study: Study, entry: str, arm: str) -> str | None:
+    """Return the entry in which ``arm`` takes the same steps as in ``entry`` and nothing is quantized.
+
+    It has the same spacing. For an optimizer that needs no format it is the baseline, if nothing is quantized there.
+    """
+    control, baseline = unquantized_controls(study).get(entry), study.baseline
+    if control is None and baseline is not None and is_quantized(study, entry) and not needs_format(study.arm(arm)):
+        return None if has_format(study, baseline) else baseline
+    return control
