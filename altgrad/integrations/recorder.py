@@ -16,7 +16,7 @@ from torch import distributed as dist
 
 from altgrad.config.schema import Divergence, MonitorSettings
 from altgrad.config.tasks import HISTORY
-from altgrad.integrations.recorder import Folder, settings_of
+from altgrad.integrations.folder import Folder, settings_of
 from altgrad.model import layer_recipe, linear_layers, matrix_of
 from altgrad.optim import ArmOptimizer
 from altgrad.training import machine

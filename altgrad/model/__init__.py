@@ -2,9 +2,9 @@
 
 from altgrad.config.recipe import LayerRecipe, Recipe, Rule, TensorRecipe
 from altgrad.model.account import Account, account
-from altgrad.model.from_cell import load_published, save_published
 from altgrad.model.gpt import GPT, GPTConfig
 from altgrad.model.layers import embedded_weights, layer_recipe, linear_layers, matrix_of, virtual_weight
+from altgrad.model.published import load_published, save_published
 from altgrad.model.quantized.linear import QuantizedLinear
 from altgrad.model.surgery import matched_layers, quantize_model, requantize_model, unquantize_model
 

@@ -9,8 +9,8 @@ from altgrad.config import Cell
 from altgrad.config.arms import Arm
 from altgrad.config.recipe import Recipe
 from altgrad.model import GPT, GPTConfig, quantize_model
-from altgrad.model.from_cell import start_from
 from altgrad.model.layers import add_adapters
+from altgrad.model.published import start_from
 
 PADDING = 128  # a vocabulary may be rounded up to a multiple of this, for speed
 

@@ -11,8 +11,9 @@ from torch.overrides import TorchFunctionMode
 from altgrad.common.errors import UserError
 from altgrad.config import Cell
 from altgrad.model import GPT, Recipe, matched_layers, quantize_model, requantize_model
-from altgrad.model.from_cell import arm_of, config_of, recipes_of, start_from
+from altgrad.model.from_cell import arm_of, config_of, recipes_of
 from altgrad.model.hardware import select_device
+from altgrad.model.published import start_from
 from altgrad.model.surgery import TORCHAO_DIVISOR
 from altgrad.optim.grids import weight_grids
 
