@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from altgrad.reporting.decision_rule import SMALLEST_EFFECT
-from altgrad.reporting.document import Column, Table, Text, words
 from altgrad.reporting.figures.style import drawing, panels, save
-from altgrad.reporting.markdown import blocks_to_markdown
-from altgrad.reporting.measure import Measure
+from altgrad.reporting.markdown import NONE, Column, Table, escaped, listed, number, significant, words
+from altgrad.reporting.primary_metric import PrimaryMetric
 from altgrad.reporting.study.answers import NATS, Answer, Comparison
 from altgrad.reporting.study.questions import Question
 from altgrad.reporting.study.runs import Runs
-from altgrad.reporting.summary import cells, heads
-from altgrad.reporting.wording import NONE, joined, number, significant
+from altgrad.reporting.tables import cells, heads
 
 LOW, HIGH, OPEN = "#0072B2", "#D55E00", "#777777"  # colours of the forest plot
 NOTHING = "no seed has all of its runs"
@@ -47,7 +45,7 @@ def page(question: Question, answers: Sequence[Answer], runs: Runs, figure: str 
     parts = [
         f"# {question.question}", " ".join(question.answer.split()), drawn,
         *(" ".join(paragraph.split()) for paragraph in question.why),
-        blocks_to_markdown([_hypotheses(answers)]), _rule(answers), blocks_to_markdown([_comparisons(answers, runs)]),
+        escaped(_hypotheses(answers)), _rule(answers), str(_comparisons(answers, runs)),
         _source(question, runs),
     ]  # fmt: skip
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -58,7 +56,7 @@ def results(answers: Sequence[Answer], about: Path) -> str:
     above, _, below = about.read_text().partition(PLACE)
     registered = [answer for answer in answers if answer.hypothesis.registered]
     kinds = {kind: [answer.name for answer in registered if answer.registration.kind == kind] for kind in DOUBTS}
-    counted = {kind: joined(names) if len(names) < 10 else f"{len(names)}" for kind, names in kinds.items() if names}
+    counted = {kind: listed(names) if len(names) < 10 else f"{len(names)}" for kind, names in kinds.items() if names}
     doubted = [f"{said} {'is' if len(kinds[kind]) == 1 else 'are'} {kind}" for kind, said in counted.items()]
     held = f"Git's history confirms {sum(map(_holds, registered))} of {len(registered)} registrations"
     parts = [above.strip(), f"{'; '.join([held, *doubted])}.", KEY, _rule(answers)]
@@ -67,7 +65,7 @@ def results(answers: Sequence[Answer], about: Path) -> str:
         numbers = _heads(own)
         columns = [words(""), words("hypothesis"), *numbers, words("as expected"), words("registered")]
         table = Table(columns, [_hypothesis(answer, len(numbers)) for answer in own])
-        parts += [f"## [{own[0].question.question}](study/{name}.md)", blocks_to_markdown([table])]
+        parts += [f"## [{own[0].question.question}](study/{name}.md)", str(table)]
     return "\n\n".join(filter(None, [*parts, below.strip()])) + "\n"
 
 
@@ -81,7 +79,7 @@ def _units(answers: Sequence[Answer]) -> set[str]:
 
 def _heads(answers: Sequence[Answer]) -> list[Column]:
     """Return the columns of numbers, with one of units where not all are of losses."""
-    delta, *others = heads(Measure().delta)
+    delta, *others = heads(PrimaryMetric().delta)
     return [Column("Δ"), words("unit"), *others] if _units(answers) - {NATS} else [delta, *others]
 
 
@@ -135,7 +133,7 @@ def _size(found: Comparison, runs: Runs) -> str:
     return ", ".join("/".join(map(millions, values)) for values in sizes)
 
 
-def _hypotheses(answers: Sequence[Answer]) -> Text:
+def _hypotheses(answers: Sequence[Answer]) -> str:
     """Say what each hypothesis is, where it was registered, how it was answered in words, and what deviates."""
     lines = []
     for answer in answers:
@@ -147,7 +145,7 @@ def _hypotheses(answers: Sequence[Answer]) -> Text:
             asked.result, f"deviation: {asked.deviation}" if asked.deviation else None,
         ]  # fmt: skip
         lines.append("- " + " ".join(filter(None, said)))
-    return Text("\n".join(lines))
+    return "\n".join(lines)
 
 
 def _source(question: Question, runs: Runs) -> str:

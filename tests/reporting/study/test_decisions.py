@@ -15,9 +15,10 @@ import pandas as pd
 import pytest
 
 from altgrad.reporting.decision_rule import judged
+from altgrad.reporting.markdown import signed
 from altgrad.reporting.statistics import Difference, summarised
 from altgrad.reporting.study.runs import Run, Runs
-from altgrad.reporting.wording import p_value, signed
+from altgrad.reporting.tables import p_value
 
 ROOT = Path(__file__).parents[3]
 TERM = re.compile(r"([+-][\d.]+) ([\w.-]+):([\w.]+)/(\w+)(?:@([\w.-]+))?(?:#([\d.]+))?")
