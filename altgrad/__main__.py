@@ -27,7 +27,7 @@ INTERNAL = {
     "watch.track": "altgrad/watch/README.md",
     "benchmark.compiled": "altgrad.benchmark, in a process for each step",
     "benchmark.probe": "stages.probe, for an estimate, and altgrad.benchmark",
-    "reporting.offline": "make, once, with the environment",
+    "reporting.dvc_outputs": "make, once, with the environment",
 }
 # Packages in the order in which they help: what a format is, what can be set, what is measured, then the rest by name.
 # A package that is not listed has nothing to run. Diagnoses are made by the stage, `python -m stages.diagnose CELL`.

@@ -10,9 +10,7 @@ from typing import Any
 from altgrad.benchmark.record import BASELINE, load_benches
 from altgrad.benchmark.tables import Result, tables_of
 from altgrad.common.files import write_text
-from altgrad.reporting.document import Block, Text
-from altgrad.reporting.markdown import blocks_to_markdown, text_to_markdown
-from altgrad.reporting.wording import whole
+from altgrad.reporting.markdown import Block, escaped, integer, to_markdown
 
 BENCH = Path("reports/bench")
 LEAD = "Step times beside bf16, and what else was measured. A row is of the session that measured it last."
@@ -25,11 +23,11 @@ def write_pages(root: Path) -> list[Path]:
     """Write the page of ``root/reports/bench`` and README.md's line on GPUs; return the files written."""
     folder, readme = root / BENCH, root / "README.md"
     benches = load_benches(folder)
-    blocks = [Text(LEAD), *(block for bench in benches for block in machine_blocks(bench))]
-    write_text(folder / "README.md", f"# What machines can do\n\n{blocks_to_markdown(blocks)}\n")
+    blocks = [LEAD, *(block for bench in benches for block in machine_blocks(bench))]
+    write_text(folder / "README.md", f"# What machines can do\n\n{to_markdown(blocks)}\n")
     if not readme.is_file():  # the package alone
         return [folder / "README.md"]
-    said = text_to_markdown(gpu_sentence([bench for bench in benches if bench["on_gpu"]]))
+    said = escaped(gpu_sentence([bench for bench in benches if bench["on_gpu"]]))
     line = textwrap.fill(f"- {said}", WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     text, count = MARKED.subn(lambda place: f"{place[1]}{line}\n{place[2]}", readme.read_text())
     if count != 1:
@@ -40,9 +38,9 @@ def write_pages(root: Path) -> list[Path]:
 
 def machine_blocks(bench: dict[str, Any]) -> list[Block]:
     """Return what one machine's record says: its limits, its tables, and what failed."""
-    lead = Text(f"**{bench['device']}, {bench['threads']} threads** ({_source(bench)}). {_limits(bench)}")
+    lead = f"**{bench['device']}, {bench['threads']} threads** ({_source(bench)}). {_limits(bench)}"
     failed = [f"{name}: {item['failed']}" for name, item in bench.get("items", {}).items() if item["failed"]]
-    return [lead, *tables_of(bench), *[Text(f"Not measured: {'; '.join(failed)}.")] * bool(failed)]
+    return [lead, *tables_of(bench), *[f"Not measured: {'; '.join(failed)}."] * bool(failed)]
 
 
 def _limits(bench: dict[str, Any]) -> str:
@@ -76,7 +74,7 @@ def _sentence(bench: Result) -> str:
     if tensor := next((row for row in bench.get("operands", []) if row["name"] == "E4M3, a scale per tensor"), None):
         said.append(f"an operand is made at {100 * tensor['over_copy']:.0f} % of a copy's bandwidth")
     if most := max(bench.get("at_once", []), key=lambda row: row["runs_per_hour"], default=None):
-        said.append(f"{most['jobs']} runs of `{most['model']}` at a time make {whole(most['runs_per_hour'])} an hour")
+        said.append(f"{most['jobs']} runs of `{most['model']}` at a time make {integer(most['runs_per_hour'])} an hour")
     return f"**On an {bench['device']}** {'; '.join(said)} ({_source(bench)})." if said else NOT_MEASURED
 
 

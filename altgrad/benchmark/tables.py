@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from altgrad.benchmark.record import BASELINE
-from altgrad.reporting.document import Column, Table, words
-from altgrad.reporting.wording import NONE, number, significant, whole
+from altgrad.reporting.markdown import NONE, Column, Table, integer, number, significant, words
 
 NOT_MEASURED = "not measured"
 BYTES = {
@@ -50,9 +49,9 @@ def operands_table(bench: Result) -> Table:
         return lambda row: NONE if "absent" in row else cell(row)
 
     note = (
-        f"A bfloat16 tensor of {whole(bench['operands'][0]['elements'])} elements, quantized and written in bfloat16, "
-        "or in float8 where it says so; compiled. Bytes: the tensor read once and the values written once. Of a copy: "
-        "median over rounds of the rate over that of a copy in the same round."
+        f"A bfloat16 tensor of {integer(bench['operands'][0]['elements'])} elements, quantized and written in "
+        "bfloat16, or in float8 where it says so; compiled. Bytes: the tensor read once and the values written once. "
+        "Of a copy: median over rounds of the rate over that of a copy in the same round."
     )
     return _table(
         bench["operands"], note, (words("operand"), _strong),
@@ -89,7 +88,7 @@ def memory_table(bench: Result) -> Table:
         base = peaks.get((_size(result), BASELINE))
         if result["peak_mb"] is None:
             return NOT_MEASURED
-        return whole(round(result["peak_mb"])) + (f" ({result['peak_mb'] / base:.2f})" if base else "")
+        return integer(round(result["peak_mb"])) + (f" ({result['peak_mb'] / base:.2f})" if base else "")
 
     columns, rows = _by_size(bench["memory"], cell)
     note = (
@@ -109,7 +108,7 @@ def at_once_table(bench: Result) -> Table:
     return _table(
         sorted(bench["at_once"], key=lambda row: row["jobs"]), note, (Column("at a time"), _whole("jobs")),
         (Column("runs an hour"), _whole("runs_per_hour")),
-        (Column("slowest to fastest round"), lambda row: " to ".join(map(whole, row["runs_per_hour_range"]))),
+        (Column("slowest to fastest round"), lambda row: " to ".join(map(integer, row["runs_per_hour_range"]))),
         (Column("first, s"), _number("first_s", 0)),
     )  # fmt: skip
 
@@ -155,8 +154,8 @@ def optimizers_table(bench: Result) -> Table:
     return _table(
         bench["optimizers"], note, (words("arm"), _strong), (Column("over AdamW"), _number("over_adamw", 2)),
         (Column("quartiles"), _quartiles("over_adamw")), *rules, (Column("step"), lambda row: _ms(row["step_ms"])),
-        (Column("state MB"), lambda row: whole(round(row["state_mb"]))),
-        (Column("peak MB"), lambda row: NOT_MEASURED if row["peak_mb"] is None else whole(round(row["peak_mb"]))),
+        (Column("state MB"), lambda row: integer(round(row["state_mb"]))),
+        (Column("peak MB"), lambda row: NOT_MEASURED if row["peak_mb"] is None else integer(round(row["peak_mb"]))),
         *((Column(f"{name}, B"), _bytes(f"bytes_{key}")) for name, key in (BYTES if counted else {}).items()),
     )  # fmt: skip
 
@@ -199,7 +198,7 @@ def _code(row: Result) -> str:
 
 
 def _whole(key: str) -> Cell:
-    return lambda row: whole(row[key])
+    return lambda row: integer(row[key])
 
 
 def _number(key: str, digits: int) -> Cell:

@@ -39,15 +39,15 @@ def main(arguments: list[str]) -> None:
 
 def explain(arguments: list[str]) -> None:
     """Tell which tensor of a run left its band first, and how long before the loss showed it; draw it."""
-    from altgrad.reporting.figures import first_anomaly
+    from altgrad.reporting import anomalies
 
-    first_anomaly.main(arguments)
+    anomalies.main(arguments)
 
 
 def what_if(arguments: list[str]) -> None:
     """Measure every tensor of a run in every format of 8 bits, or fewer; write table and heat map, print a recipe."""
     from altgrad.diagnostics import what_if
-    from altgrad.reporting.figures import precision
+    from altgrad.reporting.figures import layers
 
     parser = _parser("what-if", "cell", "a finished run, such as E4M3-adamw-0-1")
     parser.add_argument("--granularity", choices=list(what_if.GRANULARITIES), default="tensor", help="what has a scale")
@@ -63,7 +63,7 @@ def what_if(arguments: list[str]) -> None:
     table, recipe = (settings.out / f"{cell.key}.{end}" for end in ("csv", "yaml"))
     found.to_csv(table, index=False)
     recipe.write_text(text, encoding="utf-8")
-    precision.main([str(table), settings.granularity])
+    layers.main([str(table), settings.granularity])
     shown = found[(found.granularity == settings.granularity) & (found.rounding == "nearest-even")]
     print(f"Mean SQNR in dB over layers, one scale per {settings.granularity}, rounded to nearest:")
     print(shown.pivot_table(index="role", columns="format", values="sqnr_db", sort=False).round(1).to_string())

@@ -16,8 +16,8 @@ from altgrad.reporting import optimizer_roles as roles
 from altgrad.reporting.compare import Comparison
 from altgrad.reporting.decision_rule import SEEDS
 from altgrad.reporting.load import COMPLETED, Study
+from altgrad.reporting.markdown import listed, plural, significant
 from altgrad.reporting.tuning import Tuning
-from altgrad.reporting.wording import joined, plural, significant
 
 YES, NO, PARTLY, OPEN = "yes", "no", "partly", "does not apply"
 Met = tuple[str, str]  # which of these, and why
@@ -28,8 +28,8 @@ def conditions(study: Study, comparison: Comparison, tuning: Tuning | None = Non
     """Return the conditions by name, in a fixed order; ``tuning`` is an earlier run that fixed the learning rates."""
     arms = {name: study.arm(name) for name in study.optimizers}
     others, aware = roles.aware(study), any(map(roles.follows_spacing, arms.values()))
-    matched = joined([name for name, arm in arms.items() if arm.get("match_rms")])
-    null = joined([name for name, arm in arms.items() if roles.is_null(arm)])
+    matched = listed([name for name, arm in arms.items() if arm.get("match_rms")])
+    null = listed([name for name, arm in arms.items() if roles.is_null(arm)])
     one_rate = len(study.lr_scales) == 1
     return {
         "Learning rate tuned per optimizer, optimum bracketed":
@@ -66,10 +66,10 @@ def _tuned(study: Study, comparison: Comparison) -> Met:
     reasons = [f"{len(study.lr_scales)} learning rates for every optimizer"]
     if len(edge):
         arms = [f"{row.format} {row.optimizer} at {row.lr_scale:g}" for row in edge.itertuples()]
-        reasons.append(f"optimum at an edge: {joined(arms)}")
+        reasons.append(f"optimum at an edge: {listed(arms)}")
     if len(lost):  # their best rate is one that was put down for want of a loss
         arms = [f"{row.format} {row.optimizer}" for row in lost.itertuples()]
-        reasons.append(f"completed at no rate: {joined(arms)}")
+        reasons.append(f"completed at no rate: {listed(arms)}")
     return _some(len(best) - len(edge) - len(lost), len(best)), "; ".join(reasons)
 
 
@@ -90,8 +90,8 @@ def _tuned_before(study: Study, tuning: Tuning | None) -> Met:
             bad.append(f"{arm}: {rate:g}, at the edge of the rates tried")
         else:
             good.append(f"{arm} {rate:g} of {tuned.rates[0]:g} to {tuned.rates[-1]:g}")
-    seeds = f"seeds {joined([str(seed) for seed in tuning.seeds])}"
-    reason = "; ".join([*bad, *([f"on {seeds} and {joined(list(tuning.entries))}: {joined(good)}"] if good else [])])
+    seeds = f"seeds {listed([str(seed) for seed in tuning.seeds])}"
+    reason = "; ".join([*bad, *([f"on {seeds} and {listed(list(tuning.entries))}: {listed(good)}"] if good else [])])
     return _some(len(good), len(study.optimizers)), reason
 
 
@@ -120,10 +120,10 @@ def _text(study: Study, comparison: Comparison) -> Met:
     visible = [result.visible for result in comparison.answers.claims.values() if math.isfinite(result.visible)]
     ends = list(dict.fromkeys(significant(end(visible)) for end in (min, max))) if visible else []
     seen = "how large a difference must be to be seen is not known" if not ends else (
-        f"there a difference is seen nine times in ten if it is {' to '.join(ends)} {study.measure.unit} or more"
+        f"there a difference is seen nine times in ten if it is {' to '.join(ends)} {study.primary.unit} or more"
         f"{', by comparison' * (len(ends) > 1)}".replace("  ", " ")
     )  # fmt: skip
-    return _some(good, len(found)), f"{joined([str(text) for text in found])}{few}; {seen}"
+    return _some(good, len(found)), f"{listed([str(text) for text in found])}{few}; {seen}"
 
 
 def _one_machine(study: Study) -> Met:
@@ -137,8 +137,8 @@ def _one_machine(study: Study) -> Met:
         return OPEN, "no run has trained"
     mixed = {seed: classes for seed, classes in sorted(of_seed.items()) if len(classes) > 1}
     if not mixed:
-        return YES, joined(sorted(set().union(*of_seed.values())))
-    reason = "; ".join(f"seed {seed}: {joined(sorted(classes))}" for seed, classes in mixed.items())
+        return YES, listed(sorted(set().union(*of_seed.values())))
+    reason = "; ".join(f"seed {seed}: {listed(sorted(classes))}" for seed, classes in mixed.items())
     return _some(len(of_seed) - len(mixed), len(of_seed)), f"{reason}; others may give other bits"
 
 
@@ -146,7 +146,7 @@ def _lost(study: Study) -> Met:
     lost, every = study.cells[study.cells["status"] != COMPLETED], plural(len(study.cells), "run")
     if lost.empty:
         return YES, f"all {every} completed"
-    counts = joined([f"{count} {status}" for status, count in lost["status"].value_counts().items()])
+    counts = listed([f"{count} {status}" for status, count in lost["status"].value_counts().items()])
     good = len(study.cells) - len(lost)
     return _some(good, len(study.cells)), f"{counts} of {every}: counted as outcomes, left out of the means"
 
@@ -158,16 +158,16 @@ def _full_schedule(study: Study) -> Met:
     short = completed[completed["steps"] < completed["planned_steps"]]
     lengths = sorted(set(study.cells["planned_steps"].astype(int)))
     if len(short):
-        return NO, f"stopped early: {joined(list(short.index))}"
+        return NO, f"stopped early: {listed(list(short.index))}"
     if len(lengths) > 1:
-        return PARTLY, f"runs have schedules of different length: {joined([str(n) for n in lengths])} steps"
+        return PARTLY, f"runs have schedules of different length: {listed([str(n) for n in lengths])} steps"
     return YES, f"{lengths[0]} steps in every completed run"
 
 
 def _referred(others: list[str], comparison: Comparison) -> Met:
     pairs = [f"{arm} against {reference}" for arm, reference in comparison.references.items()]
     alone = [arm for arm in others if arm not in comparison.references]
-    without = [f"none in this grid for {joined(alone)}"] if alone else []
+    without = [f"none in this grid for {listed(alone)}"] if alone else []
     return _some(len(pairs), len(others)), "; ".join([*pairs, *without])
 
 
@@ -179,9 +179,9 @@ def _settings(study: Study, comparison: Comparison) -> Met:
     for arm, reference in comparison.references.items():
         own, base = study.arm(arm), study.arm(reference)
         changed = [f"{key} {own.get(key)} for {base.get(key)}" for key in roles.SHARED if own.get(key) != base.get(key)]
-        found += [f"{arm}: {joined(changed)}"] if changed else []
+        found += [f"{arm}: {listed(changed)}"] if changed else []
     same = len(comparison.references) - len(found)
-    return _some(same, same + len(found)), "; ".join(found) or f"the same {joined(roles.SHARED)} in each"
+    return _some(same, same + len(found)), "; ".join(found) or f"the same {listed(roles.SHARED)} in each"
 
 
 def _decay(study: Study) -> Met:
@@ -199,7 +199,7 @@ def _decay(study: Study) -> Met:
     if len(kept) == 1:
         return YES, next(iter(kept))
     ordered = {text: sorted(arms, key=study.optimizers.index) for text, arms in kept.items()}
-    return NO, "; ".join(f"{joined(arms)}: {text}" for text, arms in ordered.items())
+    return NO, "; ".join(f"{listed(arms)}: {text}" for text, arms in ordered.items())
 
 
 def _shares(cell: dict[str, Any]) -> tuple[float, float]:
@@ -223,6 +223,6 @@ def _virtual(study: Study, comparison: Comparison) -> Met:
     if not uneven:
         return OPEN, "nothing is quantized to a format of unequal spacing in this grid"
     if not without:
-        spared = f"; the values of {joined(even)} are a uniform grid, which needs none" if even else ""
-        return YES, f"one for {joined(uneven)}{spared}"
-    return PARTLY if twins else NO, f"none for {joined(without)}"
+        spared = f"; the values of {listed(even)} are a uniform grid, which needs none" if even else ""
+        return YES, f"one for {listed(uneven)}{spared}"
+    return PARTLY if twins else NO, f"none for {listed(without)}"

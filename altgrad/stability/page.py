@@ -9,10 +9,8 @@ from pathlib import Path
 import pandas as pd
 
 from altgrad.common.files import replacing, write_text
-from altgrad.reporting.document import Column, Document, Picture, Section, Table, Text, words
 from altgrad.reporting.figures.style import drawing, looks, panels, save
-from altgrad.reporting.markdown import to_markdown
-from altgrad.reporting.wording import joined, number, plural
+from altgrad.reporting.markdown import Column, Picture, Table, listed, number, plural, to_markdown, words
 from altgrad.stability.search import Edge, Ladder, edge_of
 
 QUESTION = "Up to which learning rate does each format train, and what happens beyond?"
@@ -39,14 +37,11 @@ def write(rows: pd.DataFrame, ladder: Ladder, within: float, folder: Path, comma
         "stability", "The largest stable learning rate of each format and arm, as a multiple of the arm's own",
         "Filled: the largest stable rate. Hollow: the lowest that was found not to be. An arrow: the ladder's end.",
     )  # fmt: skip
-    document = Document(
-        "Stability", QUESTION, [figure],
-        [
-            Section("The numbers", "numbers", [table_of(rows, edges, ladder, note)]),
-            Section("How to repeat it", "repeat", [Text(f"{trained} `{command}`")]),
-        ],
-    )  # fmt: skip
-    write_text(folder / "STABILITY.md", to_markdown(document))
+    page = [
+        "# Stability", f"**{QUESTION}**", figure, "## The numbers", table_of(rows, edges, ladder, note),
+        "## How to repeat it", f"{trained} `{command}`",
+    ]  # fmt: skip
+    write_text(folder / "STABILITY.md", to_markdown(page) + "\n")
 
 
 def edges_of(rows: pd.DataFrame) -> dict[tuple[str, str, str], Edge]:
@@ -119,6 +114,6 @@ def _what_happens(beyond: pd.DataFrame) -> str:
     ends = Counter(
         f"diverges ({row.signature})" if row.outcome == "diverged" else "ends higher" for row in beyond.itertuples()
     )
-    said = joined([text if len(ends) == 1 else f"{text} in {count}" for text, count in ends.items()])
+    said = listed([text if len(ends) == 1 else f"{text} in {count}" for text, count in ends.items()])
     higher = beyond[beyond["outcome"] != "diverged"]["val_loss"].mean()
     return said if higher != higher else f"{said}, {number(higher, 4)}"

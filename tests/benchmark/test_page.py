@@ -12,7 +12,7 @@ from altgrad.benchmark.pages import NOT_MEASURED, machine_blocks, write_pages
 from altgrad.benchmark.record import Record, load_benches
 from altgrad.benchmark.tables import as_text, sizes
 from altgrad.common.files import read_json, write_json
-from altgrad.reporting.document import Table, Text
+from altgrad.reporting.markdown import Table
 from tests.benchmark.made import record
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ PLACE = "before\n<!-- make gpu -->\nold\n<!-- -->\nafter\n"
 def shown(bench: dict[str, Any]) -> tuple[str, dict[str, Table]]:
     """Return the sentences of a machine, and its tables by their first head."""
     blocks = machine_blocks(bench)
-    words = " ".join(block.text for block in blocks if isinstance(block, Text))
+    words = " ".join(block for block in blocks if isinstance(block, str))
     return words, {block.columns[0].head: block for block in blocks if isinstance(block, Table)}
 
 

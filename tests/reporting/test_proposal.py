@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from altgrad.common.files import read_yaml
 from altgrad.config import Resolver, load_params, write_grid
 from altgrad.reporting.load import Study, load_study
-from altgrad.reporting.proposal import proposal
+from altgrad.reporting.report import proposal
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 FIVE = [0, 1, 2, 3, 4]
