@@ -47,7 +47,7 @@ def explain(arguments: list[str]) -> None:
 def what_if(arguments: list[str]) -> None:
     """Measure every tensor of a run in every format of 8 bits, or fewer; write table and heat map, print a recipe."""
     from altgrad.diagnostics import what_if
-    from altgrad.reporting.figures import layers
+    from altgrad.reporting.figures.layers import main as draw
 
     parser = _parser("what-if", "cell", "a finished run, such as E4M3-adamw-0-1")
     parser.add_argument("--granularity", choices=list(what_if.GRANULARITIES), default="tensor", help="what has a scale")
@@ -63,7 +63,7 @@ def what_if(arguments: list[str]) -> None:
     table, recipe = (settings.out / f"{cell.key}.{end}" for end in ("csv", "yaml"))
     found.to_csv(table, index=False)
     recipe.write_text(text, encoding="utf-8")
-    layers.main([str(table), settings.granularity])
+    draw([str(table), settings.granularity])
     shown = found[(found.granularity == settings.granularity) & (found.rounding == "nearest-even")]
     print(f"Mean SQNR in dB over layers, one scale per {settings.granularity}, rounded to nearest:")
     print(shown.pivot_table(index="role", columns="format", values="sqnr_db", sort=False).round(1).to_string())
