@@ -16,8 +16,8 @@ import pandas as pd
 from altgrad.common.errors import UserError
 from altgrad.config.arms import Arm
 from altgrad.reporting.load import Study
-from altgrad.reporting.study.questions import Question, params_of
-from altgrad.reporting.study.runs import Runs
+from altgrad.reporting.study.questions import Question
+from altgrad.reporting.study.runs import RunTable
 
 EXPERIMENT = "tuning"
 QUESTION = "default-rates.yaml"  # which has it
@@ -56,8 +56,8 @@ def load_tuning(folder: Path, study: Study) -> Tuning | None:
         return None
     try:
         question = Question.read(folder / QUESTION)
-        rows = Runs.read(folder / "results").of_experiment(EXPERIMENT)
-        params = params_of(question, EXPERIMENT, folder.parents[1] / "params.yaml")
+        rows = RunTable.read(folder / "results").of_experiment(EXPERIMENT)
+        params = question.params(EXPERIMENT, folder.parents[1] / "params.yaml")
     except UserError:
         return None
     elsewhere = _elsewhere(params, rows, study)

@@ -3,66 +3,217 @@
 from __future__ import annotations
 
 import argparse
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 from altgrad.common.console import STOPS, called
 from altgrad.common.errors import UserError, did_you_mean, run_stage
 from altgrad.common.files import write_text
-from altgrad.reporting.study.answers import answered
-from altgrad.reporting.study.curve import draw_curve
-from altgrad.reporting.study.front import costs, draw_costs
-from altgrad.reporting.study.pages import draw, page, results
-from altgrad.reporting.study.questions import read_questions
+from altgrad.reporting.decision_rule import SMALLEST_EFFECT
+from altgrad.reporting.markdown import NONE, Column, Table, escaped, listed, number, significant, words
+from altgrad.reporting.primary_metric import PrimaryMetric
+from altgrad.reporting.study.figures import costs, draw_costs, draw_curve, draw_forest
+from altgrad.reporting.study.questions import NATS, Answer, ContrastResult, Question, answered, read_questions
 from altgrad.reporting.study.registered import History, checked
-from altgrad.reporting.study.runs import Runs, Untrained
+from altgrad.reporting.study.runs import RunTable, Untrained
 from altgrad.reporting.study.train import train_missing
+from altgrad.reporting.tables import cells, heads
 
 STUDY = Path("reports/study")
 RESULTS = "RESULTS.md"
-ABOUT = "ABOUT.md"  # what stands above the table of results, which a person writes
+ABOUT = "ABOUT.md"  # the text around the table of results, which a person writes
+PLACE = "<!-- table -->"  # of the table in it
+NOTHING = "no seed has all of its runs"
+DOUBTS = ("exploratory", "not checked")
+RESULT = -4  # the place of the result among `heads`, whose first may be followed by a unit
+RULE = (
+    "Δ loss is that of the method minus that of the reference, in nats per token of final validation loss, paired by "
+    "seed: negative is better. Intervals are of 95 % and unadjusted; p is adjusted by Holm's step-down over the "
+    f"comparisons of a hypothesis. *No effect*: the interval lies within ±{SMALLEST_EFFECT:g}. *Inconclusive* shows "
+    "the smallest effect that the same seeds would have found nine times in ten."
+)
+UNITS = (
+    " The unit *nats* is that of a loss, per label of a classifier. *F1* is that of test documents, where positive is "
+    "better. A *ratio* is a cost in F1 minus a cost in loss, each divided by the unit that the hypothesis states."
+)
+KEY = (
+    "Of a hypothesis with several comparisons, the row shows the one of the smallest p, and the result says how many "
+    "of them are significant. *Registered* names the commit that first stated the hypothesis, as git's history has it."
+)
 
 
 def write_pages(
     study: Path, names: list[str], *, train: bool = False, jobs: int | None = None, history: History | None = None
 ) -> list[Path]:
-    """Write the pages of the named questions, or of all, and RESULTS.md above ``study``; return what was written.
+    """Write the pages of questions, their figures, and RESULTS.md above ``study``; return the pages written.
 
-    ``train`` trains before what their experiments lack, ``jobs`` runs at a time. ``history`` is that of ``study``, if
-    git has it, unless another one is given.
+    Args:
+        study: the folder of questions and results.
+        names: the questions; all if there is none.
+        train: first train the runs that their experiments lack.
+        jobs: training runs at a time; ``None`` for what is fastest.
+        history: by which registrations are checked; by default that of ``study``, if git has it.
     """
     questions = {question.name: question for question in read_questions(study)}
     for name in names:
         if name not in questions:
             raise UserError(f"{study}: no question {name!r}{did_you_mean(name, questions)}")
-    runs = Runs.read(study / "results")
+    names = names or list(questions)
+    runs = RunTable.read(study / "results")
     try:
         history = history or History.read(study)
     except UserError as error:
         print(f"registrations are not checked, as the pages say: {error}")
-    for name in (names or questions) if train else ():
+    for name in names if train else ():
         for late in history.unstated(questions[name]) if history else ():
             print(f"{name}: {late} will be exploratory, as no commit states it: first commit {study / name}.yaml")
         runs = train_missing(questions[name], runs, study, jobs)
-    answers, named = {}, names or list(questions)
+    answers: dict[str, list[Answer]] = {}
     for name, question in questions.items():
         try:
             answers[name] = [checked(answer, runs, history) for answer in answered(question, runs)]
         except Untrained as error:
-            if name in named:
+            if name in names:
                 raise
             print(f"left out of {RESULTS}: {error}")
     written = []
-    for name in named:
+    for name in names:
         curve = questions[name].curve
-        figure = draw_curve(answers[name], curve, study) if curve else draw(answers[name], study / "figures")
+        figure = draw_curve(answers[name], curve, study) if curve else draw_forest(answers[name], study / "figures")
         written.append(study / f"{name}.md")
         write_text(written[-1], page(questions[name], answers[name], runs, figure and f"figures/{figure}"))
     written.append(study.parent / RESULTS)
-    every = [answer for found in answers.values() for answer in found]
+    every = [answer for of_question in answers.values() for answer in of_question]
     write_text(written[-1], results(every, study / ABOUT))
     if shown := costs(every, runs):
         draw_costs(shown, study / "figures")
     return written
+
+
+def page(question: Question, answers: Sequence[Answer], runs: RunTable, figure: str | None) -> str:
+    """Return the page of a question; ``figure`` is the path of its figure from there."""
+    alt = "Δ loss by the tokens of a batch, above what is predicted" if question.curve else (
+        "Δ loss of each comparison below, with its 95 % interval"
+    )  # fmt: skip
+    parts = [
+        f"# {question.question}", " ".join(question.answer.split()), f"![{alt}]({figure})" if figure else None,
+        *(" ".join(paragraph.split()) for paragraph in question.why),
+        escaped(_hypotheses(answers)), _rule(answers), str(_comparisons(answers, runs)),
+        _source(question, runs),
+    ]  # fmt: skip
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def results(answers: Sequence[Answer], about: Path) -> str:
+    """Return RESULTS.md: by question a row per hypothesis, within what a person wrote in the file ``about``."""
+    above, _, below = about.read_text().partition(PLACE)
+    registered = [answer for answer in answers if answer.hypothesis.registered]
+    doubted = []
+    for kind in DOUBTS:
+        if names := [answer.name for answer in registered if answer.registration.kind == kind]:
+            said = listed(names) if len(names) < 10 else str(len(names))
+            doubted.append(f"{said} {'is' if len(names) == 1 else 'are'} {kind}")
+    confirmed = f"Git's history confirms {sum(map(_holds, registered))} of {len(registered)} registrations"
+    parts = [above.strip(), f"{'; '.join([confirmed, *doubted])}.", KEY, _rule(answers)]
+    for name, group in itertools.groupby(registered, key=lambda answer: answer.question.name):
+        of_question = list(group)
+        numbers = _heads(of_question)
+        columns = [words(""), words("hypothesis"), *numbers, words("as expected"), words("registered")]
+        table = Table(columns, [_hypothesis_row(answer, len(numbers)) for answer in of_question])
+        parts += [f"## [{of_question[0].question.question}](study/{name}.md)", str(table)]
+    return "\n\n".join(filter(None, [*parts, below.strip()])) + "\n"
+
+
+def _rule(answers: Sequence[Answer]) -> str:
+    return RULE + UNITS * _has_units(answers)
+
+
+def _has_units(answers: Sequence[Answer]) -> bool:
+    """Return whether a comparison is of anything but losses."""
+    return any(one.unit != NATS for answer in answers for one in answer.comparisons)
+
+
+def _heads(answers: Sequence[Answer]) -> list[Column]:
+    """Return the columns of numbers, with one of units where not all are of losses."""
+    delta, *others = heads(PrimaryMetric().delta)
+    return [Column("Δ"), words("unit"), *others] if _has_units(answers) else [delta, *others]
+
+
+def _numbers(one: ContrastResult, columns: int) -> list[str]:
+    """Return the cells of as many columns."""
+    delta, *others = cells(one.result) if one.result else [NONE, NOTHING, NONE, NONE, "0"]
+    return [delta, one.unit, *others] if columns > len(others) + 1 else [delta, *others]
+
+
+def _holds(answer: Answer) -> bool:
+    return answer.registration.kind == "registered"
+
+
+def _hypothesis_row(answer: Answer, columns: int) -> list[str]:
+    hypothesis, first = answer.hypothesis, answer.first
+    registered = f"`{answer.registration.commit}`" if _holds(answer) else answer.registration.kind
+    numbers = _numbers(first[0], columns) if first else [NONE] * columns
+    if first is None:
+        numbers[RESULT] = hypothesis.status if hypothesis.status != "tested" else hypothesis.result or NOTHING
+    elif (count := len(answer.comparisons)) > 1:
+        significant_of = sum(one.result is not None and one.result.significant for one in answer.comparisons)
+        numbers[RESULT] = f"{significant_of} of {count} significant"
+    expected = {True: "yes", False: "no", None: NONE}[answer.as_expected]
+    return [answer.name, hypothesis.says, *numbers, expected, registered]
+
+
+def _comparisons(answers: Sequence[Answer], runs: RunTable) -> Table:
+    numbers = _heads(answers)
+    columns = [words(""), words("comparison"), words("size, tokens"), *numbers, words("expected")]
+    rows = []
+    for answer in answers:
+        exploratory = answer.registration.kind == "exploratory"
+        for i, one in enumerate(answer.comparisons):
+            written = " + ".join(f"`{text}`" for text in one.written)
+            written = written if len(one.written) <= 2 else f"a sum of {len(one.written)} contrasts"
+            expected = "exploratory" if exploratory else one.expected or NONE
+            expected += ": no" if not exploratory and one.as_expected is False else ""
+            name = "" if i else f"**{answer.name}**"
+            rows.append([name, written, _size(one, runs), *_numbers(one, len(numbers)), expected])
+    return Table(columns, rows)
+
+
+def _size(one: ContrastResult, runs: RunTable) -> str:
+    """Return the parameters and tokens of a comparison's runs, such as "0.17 M, 0.2 M"."""
+    rows = runs.of_experiment(*{run.experiment for run in one.runs})
+    sizes = [sorted(set(rows[name].dropna())) for name in ("parameters", "tokens")]
+
+    def millions(value: float) -> str:
+        return f"{significant(value / 1e6, 2) if value < 1e8 else number(value / 1e6, 0)} M"
+
+    return ", ".join("/".join(map(millions, values)) for values in sizes)
+
+
+def _hypotheses(answers: Sequence[Answer]) -> str:
+    """Return a list of the hypotheses: each with its registration, its result in words, and its deviation."""
+    lines = []
+    for answer in answers:
+        asked, registration = answer.hypothesis, answer.registration
+        place = f"{' in' if _holds(answer) else ', stated in'} `{registration.commit}`" * bool(registration.commit)
+        kind = f"{registration.kind}{place}" + f", {registration.why}" * bool(registration.why)
+        parts = [
+            f"**{answer.name}** ({kind}): {asked.says}", f"{asked.status}: {asked.why}" if asked.why else None,
+            asked.result, f"deviation: {asked.deviation}" if asked.deviation else None,
+        ]  # fmt: skip
+        lines.append("- " + " ".join(filter(None, parts)))
+    return "\n".join(lines)
+
+
+def _source(question: Question, runs: RunTable) -> str:
+    """Return how many runs there are, of which machines, and how to train and to read them again."""
+    rows = runs.of_experiment(*question.runs)
+    machines = ", ".join(sorted(set(rows["machine"].dropna())))
+    ended = int((rows["status"] == "ok").sum())
+    return (
+        f"{ended} of {len(rows)} runs ended, on {machines}. Settings: [{question.path.name}]({question.path.name}); "
+        f"losses: [runs.csv](results/runs.csv); again: `make study NAME={question.name}`."
+    )
 
 
 def main(arguments: list[str]) -> None:

@@ -1,8 +1,9 @@
-"""The questions of the study as people write them, reports/study/<question>.yaml, and the settings of their runs."""
+"""The study's questions, as people write them in reports/study/<question>.yaml, and the results of their hypotheses."""
 
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,14 +14,17 @@ from altgrad.common.errors import UserError, did_you_mean, sentences
 from altgrad.common.files import read_yaml
 from altgrad.config.presets import merged, with_presets
 from altgrad.config.section import Section
+from altgrad.reporting.decision_rule import NO_EFFECT, NONE_SEEN, SEEDS, UNTESTED, Result, judged
+from altgrad.reporting.study.runs import MEASURED, RunTable, StudyRun, parsed
 
-LIKE = "like"  # the experiment of the same question that another one differs from
+LIKE = "like"  # names the experiment of the same question that another one differs from
 #: What an experiment has besides settings: commands that are run before it, what is measured after training, and
-#: whether its one run's weights are kept for others, which `start: data/weights/<experiment>`.
+#: whether the weights of its one run are kept for others, which `start: data/weights/<experiment>`.
 BESIDES = {LIKE, "before", "after", "keep"}
+NATS = "nats"
 
 Expected = Literal["lower", "higher", "not significant", "no effect"]
-Rule = Literal["bench", "student"]
+Rule = Literal["bench", "student"]  # a test over at least five paired seeds, or over at least two
 RULE: Rule = "bench"
 Texts = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value or [])]
 
@@ -28,14 +32,22 @@ Texts = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance
 class Hypothesis(Section):
     """A contrast, or a family of them, and what was expected of it before it was run.
 
-    ``contrast`` is written as :mod:`altgrad.reporting.study.runs` has it, ``{names}`` of ``over`` in braces; several
-    are added up. ``over`` makes a family, a comparison for each combination; hypotheses of one ``family`` are judged
-    together. ``of`` names the experiments. ``rate: best`` takes each run at its best learning rate. ``expected`` may
-    differ by the values of ``over``, joined by ", ". Without ``registered`` the comparisons are exploratory; with it,
-    :mod:`altgrad.reporting.study.registered` looks for the registering commit, which ``commit`` names where it is older
-    than the questions' files.
-    ``front`` draws its comparisons, each the cost of a format, in README's figure.
-    ``result`` is said in words where no contrast can say it, ``status`` where nothing was tested.
+    Attributes:
+        says: the hypothesis in words.
+        registered: the day of the commit that states it; without one the comparisons are exploratory.
+        commit: the registering commit, where it is older than the questions' files.
+        family: hypotheses of one family are judged together.
+        contrast: as `altgrad.reporting.study.runs` reads it, with ``{names}`` of ``over``; several are added up.
+        over: values by name; each combination is a comparison.
+        of: the experiments.
+        rate: ``best`` takes each run at its best learning rate.
+        rule: the test, where it is not that of the question.
+        expected: the outcome, for all comparisons or by the values of ``over``, joined by ", ".
+        deviation: how the runs differ from what was registered.
+        result: the result in words, where no contrast can say it.
+        status: ``tested``, or why there is no result.
+        why: the reason for that.
+        front: draw the comparisons, each the cost of a format, in README's figure.
     """
 
     says: str
@@ -63,17 +75,17 @@ class Hypothesis(Section):
         return self
 
     @property
-    def comparisons(self) -> dict[str, list[str]]:
-        """What is `filled` in; none of a hypothesis that was not tested, which keeps its contrast for when it is."""
-        return self.filled if self.status == "tested" else {}
-
-    @property
     def filled(self) -> dict[str, list[str]]:
-        """By label, the values of ``over`` joined by ", ", the contrast's texts with the values filled in."""
+        """The contrasts with the values of ``over`` filled in, by label: these values, joined by ", "."""
         return {} if not self.contrast else {
             ", ".join(values): [text.format(**dict(zip(self.over, values, strict=True))) for text in self.contrast]
             for values in itertools.product(*self.over.values())
         }
+
+    @property
+    def comparisons(self) -> dict[str, list[str]]:
+        """`filled`, or nothing for a hypothesis that was not tested: it keeps its contrast for when it is."""
+        return self.filled if self.status == "tested" else {}
 
     def expectation(self, label: str) -> Expected | None:
         """Return what was expected of a comparison."""
@@ -83,10 +95,14 @@ class Hypothesis(Section):
 class Question(Section):
     """A question, how its runs were trained, and its hypotheses.
 
-    ``base`` are settings as in params.yaml, ``runs`` by experiment what differs from them. ``rule`` is the test of
-    all hypotheses that name none. ``curve`` has the hypotheses, each with the dtype of its gradients, whose comparisons
-    :mod:`altgrad.reporting.study.curve` draws against the tokens of a batch. ``why`` are paragraphs below the answer.
-    ``path`` is that of its file, by which it is called.
+    Attributes:
+        question: in words, and so are the ``answer`` and ``why``, paragraphs below it.
+        rule: the test of all hypotheses that name none.
+        base: settings as in params.yaml.
+        runs: by experiment, what differs from ``base``.
+        hypotheses: by id.
+        curve: the dtype of the gradients, by the hypotheses that `altgrad.reporting.study.figures.draw_curve` shows.
+        path: of its file, whose stem is the question's name.
     """
 
     question: str
@@ -101,7 +117,7 @@ class Question(Section):
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The name of its file without the ending."""
         return self.path.stem
 
     @classmethod
@@ -112,50 +128,154 @@ class Question(Section):
         except ValidationError as error:
             raise UserError("\n".join(sentences(error, str(path)))) from None
 
+    def settings(self, experiment: str) -> dict[str, Any]:
+        """Return what an experiment changes in params.yaml. Raises :class:`UserError` for a wrong ``like``."""
+        chain = [experiment]
+        while (name := self.runs[chain[-1]].get(LIKE)) is not None:
+            if name not in self.runs:
+                near = did_you_mean(name, self.runs)
+                raise UserError(f"{self.path}: runs.{chain[-1]}.{LIKE}: no experiment {name!r}{near}")
+            if name in chain:
+                raise UserError(f"{self.path}: runs.{name}.{LIKE}: leads back to itself")
+            chain.append(name)
+        settings: dict[str, Any] = {}
+        for changes in (self.base, *(self.runs[name] for name in reversed(chain))):
+            settings = merged(settings, {key: value for key, value in changes.items() if key not in BESIDES})
+        return settings
+
+    def params(self, experiment: str, params: Path) -> dict[str, Any]:
+        """Return the whole content of a params.yaml for an experiment; ``params`` is the project's file."""
+        return merged(with_presets(read_yaml(params)), self.settings(experiment))
+
+    def besides(self, experiment: str) -> dict[str, Any]:
+        """Return what an experiment has besides settings (`BESIDES`)."""
+        content = self.base | self.runs[experiment]
+        return {key: content[key] for key in BESIDES & content.keys()}
+
 
 def read_questions(folder: Path) -> list[Question]:
-    """Return all questions in ``folder`` by name.
+    """Return all questions in ``folder``, by name.
 
     Raises :class:`UserError` for an id or an experiment that stands twice, and for an experiment that nobody has.
     """
-    found = [Question.read(path) for path in sorted(folder.glob("*.yaml"))]
+    questions = [Question.read(path) for path in sorted(folder.glob("*.yaml"))]
     for kind in ("hypotheses", "runs"):
         seen: dict[str, Path] = {}
-        for question, name in ((asked, name) for asked in found for name in getattr(asked, kind)):
-            if name in seen:
-                raise UserError(f"{question.path}: {kind}.{name} stands in {seen[name]} too; give one another name")
-            seen[name] = question.path
-    for question in found:
+        for question in questions:
+            for name in getattr(question, kind):
+                if name in seen:
+                    raise UserError(f"{question.path}: {kind}.{name} stands in {seen[name]} too; give one another name")
+                seen[name] = question.path
+    for question in questions:
         for name, hypothesis in question.hypotheses.items():
             for experiment in hypothesis.of:
                 if experiment not in seen:
                     near = did_you_mean(experiment, seen)
                     raise UserError(f"{question.path}: hypotheses.{name}.of: no experiment {experiment!r}{near}")
-    return found
+    return questions
 
 
-def settings_of(question: Question, experiment: str) -> dict[str, Any]:
-    """Return what an experiment changes in params.yaml. Raises :class:`UserError` for a ``like`` that leads nowhere."""
-    runs, chain = question.runs, [experiment]
-    while (name := runs[chain[-1]].get(LIKE)) is not None:
-        if name not in runs:
-            near = did_you_mean(name, runs)
-            raise UserError(f"{question.path}: runs.{chain[-1]}.{LIKE}: no experiment {name!r}{near}")
-        if name in chain:
-            raise UserError(f"{question.path}: runs.{name}.{LIKE}: leads back to itself")
-        chain.append(name)
-    settings: dict[str, Any] = {}
-    for own in (question.base, *(runs[name] for name in reversed(chain))):
-        settings = merged(settings, {key: value for key, value in own.items() if key not in BESIDES})
-    return settings
+@dataclass(frozen=True)
+class ContrastResult:
+    """A comparison of a hypothesis.
+
+    Attributes:
+        label: its name in the family.
+        written: the contrasts that it adds up.
+        runs: the weight of each run.
+        result: ``None`` where no seed has all of its runs.
+        expected: the registered expectation.
+    """
+
+    label: str
+    written: list[str]
+    runs: dict[StudyRun, float]
+    result: Result | None
+    expected: str | None
+
+    @property
+    def unit(self) -> str:
+        """The unit of its difference: nats of a loss, F1 of a classifier, or a ratio where it weighs the two."""
+        of_metric = {run.measure in MEASURED for run in self.runs}
+        return "ratio" if len(of_metric) > 1 else "F1" if True in of_metric else NATS
+
+    @property
+    def as_expected(self) -> bool | None:
+        """Whether the result is the expected one; ``None`` without an expectation or a test."""
+        if self.expected is None or self.result is None or self.result.outcome in UNTESTED:
+            return None
+        if self.expected == "not significant":
+            return not self.result.significant
+        return self.result.outcome in (NONE_SEEN if self.expected == NO_EFFECT else (self.expected,))
 
 
-def of_experiment(question: Question, experiment: str) -> dict[str, Any]:
-    """Return what an experiment has besides settings."""
-    own = question.base | question.runs[experiment]
-    return {key: own[key] for key in BESIDES & own.keys()}
+Kind = Literal["registered", "exploratory", "not checked"]
 
 
-def params_of(question: Question, experiment: str, params: Path) -> dict[str, Any]:
-    """Return the whole content of a params.yaml for an experiment."""
-    return merged(with_presets(read_yaml(params)), settings_of(question, experiment))
+@dataclass(frozen=True)
+class Registration:
+    """Whether a hypothesis was registered before its runs, the commit that first stated it, and the reason."""
+
+    kind: Kind = "exploratory"
+    commit: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A hypothesis with its comparisons, in order; none where it is answered in words."""
+
+    question: Question
+    name: str
+    hypothesis: Hypothesis
+    comparisons: list[ContrastResult]
+    registration: Registration = Registration()
+
+    @property
+    def as_expected(self) -> bool | None:
+        """Whether all comparisons are as expected; ``None`` where nothing was expected beforehand."""
+        if self.registration.kind == "exploratory":
+            return None
+        known = [one.as_expected for one in self.comparisons if one.as_expected is not None]
+        return all(known) if known else None
+
+    @property
+    def first(self) -> tuple[ContrastResult, Result] | None:
+        """The comparison with the smallest p-value, and its result."""
+        tested = [(one, one.result) for one in self.comparisons if one.result is not None]
+        return min(tested, key=lambda pair: (pair[1].adjusted, -abs(pair[1].difference.mean)), default=None)
+
+
+def answered(question: Question, runs: RunTable) -> list[Answer]:
+    """Return the answer to each hypothesis of a question.
+
+    Raises :class:`UserError` with the hypothesis' place, and `Untrained` where runs are missing.
+    """
+    contrasts: dict[tuple[str, str], dict[StudyRun, float]] = {}
+    families: dict[str, list[str]] = {}
+    for name, asked in question.hypotheses.items():
+        families.setdefault(asked.family or name, []).append(name)
+        place = f"{question.path}: hypotheses.{name}"
+        try:
+            for label, texts in asked.comparisons.items():
+                experiments = asked.of or list(question.runs)
+                contrasts[name, label] = parsed(texts, experiments, runs, best_rate=asked.rate == "best")
+        except KeyError as error:
+            raise UserError(f"{place}: no value for {error} in `over`") from None
+        except UserError as error:
+            raise type(error)(f"{place}: {error}") from None
+    results: dict[tuple[str, str], Result] = {}
+    for members in families.values():
+        rule = question.hypotheses[members[0]].rule or question.rule
+        differences = {
+            key: difference for key, contrast in contrasts.items()
+            if key[0] in members and (difference := runs.losses.difference(contrast)) is not None
+        }  # fmt: skip
+        results |= judged(differences, 2 if rule == "student" else SEEDS)
+    return [
+        Answer(question, name, asked, [
+            ContrastResult(label, texts, contrasts[name, label], results.get((name, label)), asked.expectation(label))
+            for label, texts in asked.comparisons.items()
+        ])
+        for name, asked in question.hypotheses.items()
+    ]  # fmt: skip

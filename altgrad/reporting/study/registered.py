@@ -1,11 +1,11 @@
 """Whether a hypothesis was registered before its runs, by git's history in place of what its file says.
 
 The registering commit is the first that states the hypothesis as it stands: its contrasts, expectations, experiments
-and rule. Its words (`says`) may change, and the names in `RENAMED`. Each comparison needs a run that was trained from
-that commit or a later one.
+and rule. Its words (`says`) may change, and so may the names in `RENAMED`. Each comparison needs a run that was
+trained from that commit or a later one.
 
-A hypothesis from before the questions' files names its commit. `BEFORE` must have it there, and the results of its
-runs must be younger: the rows of those runs do not say which commit they were trained from.
+A hypothesis that is older than the questions' files names its commit. `BEFORE` must have it there, and the commit must
+be older than the results of its runs, whose rows do not say which commit they were trained from.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import re
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,12 +21,11 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from altgrad.common.errors import UserError
-from altgrad.reporting.study.answers import Answer, Kind, Registration
-from altgrad.reporting.study.questions import RULE, Hypothesis, Question
-from altgrad.reporting.study.runs import Runs
+from altgrad.reporting.study.questions import RULE, Answer, Hypothesis, Kind, Question, Registration
+from altgrad.reporting.study.runs import RunTable
 
 RENAMED = "results/renamed.csv"  # old and new names of optimizers and experiments
-BEFORE = "HYPOTHESES.md"  # had the hypotheses before the questions' files did
+BEFORE = "HYPOTHESES.md"  # held the hypotheses before the questions' files did
 NO_HISTORY = "as this page was written without git's history"
 CODEC = ("utf-8", "surrogateescape")
 
@@ -40,13 +40,13 @@ class Stated:
 
     @classmethod
     def by(cls, asked: Hypothesis, rule: str) -> Stated:
-        """Return what a hypothesis of a question with this ``rule`` states; its words, where no contrast says it."""
-        compared = [(" + ".join(texts), asked.expectation(label)) for label, texts in asked.filled.items()]
+        """Return what a hypothesis of a question with this ``rule`` states: its words, where it has no contrast."""
+        comparisons = [(" + ".join(texts), asked.expectation(label)) for label, texts in asked.filled.items()]
         judged = (asked.rate, asked.family, asked.rule or rule)
-        return cls(frozenset(compared or [(asked.says, None)]), tuple(asked.of), judged)
+        return cls(frozenset(comparisons or [(asked.says, None)]), tuple(asked.of), judged)
 
-    def holds(self, later: Stated) -> bool:
-        """Whether all of ``later`` was stated here; it may have further experiments behind those named here."""
+    def covers(self, later: Stated) -> bool:
+        """Whether all of ``later`` was stated here; it may add experiments behind those named here."""
         same = self.of == later.of[: len(self.of)] and self.judged == later.judged
         return same and later.comparisons <= self.comparisons
 
@@ -55,9 +55,12 @@ class Stated:
 class History:
     """The commits that lead to HEAD.
 
-    ``parents`` and ``days`` by commit. ``stated`` pairs commits with what a hypothesis states there, oldest first. From
-    the time before the questions' files, ``noted`` has `BEFORE` by the commit that changed it, and ``results`` by
-    experiment the commit that first had its results.
+    Attributes:
+        parents: by commit.
+        days: by commit, such as "2026-11-27".
+        stated: commits with what a hypothesis states there, oldest first.
+        noted: the text of `BEFORE` by the commit that changed it.
+        results: by experiment older than the questions' files, the commit that first had its results.
     """
 
     parents: dict[str, list[str]]
@@ -73,33 +76,28 @@ class History:
         if git(study, "rev-parse", "--is-shallow-repository") != "false":
             raise UserError("this clone lacks older commits; get them with `git fetch --unshallow`")
         commits = [line.split() for line in git(study, "log", "--format=%H %as %P").splitlines()]
-        log = ["log", "--reverse", "--topo-order", "--no-renames", "--relative", "--format=commit %H"]
-        commit, versions = "", []
-        results: dict[str, str] = {}
-        for line in git(study, *log, "-m", "--raw", "--no-abbrev", "--", ":(glob)*.yaml", BEFORE).splitlines():
-            if line.startswith("commit "):
-                commit = line.split()[1]
-            elif line and line.split()[4] != "D":
-                versions.append((commit, line.split("\t")[1], line.split()[3]))
         path = study / RENAMED
         renamed = dict(csv.reader(path.read_text().splitlines()[1:])) if path.exists() else {}
-        contents = _contents(study, list(dict.fromkeys(blob for _, _, blob in versions)))
-        stated = {blob: _stated(contents[blob], renamed) for _, name, blob in versions if name != BEFORE}
+        changes = [
+            (commit, line.split("\t")[1], line.split()[3])  # commit, file, and git's name of its content
+            for commit, line in _log(study, "-m", "--raw", "--no-abbrev", "--", ":(glob)*.yaml", BEFORE)
+            if line.split()[4] != "D"
+        ]
+        contents = _contents(study, dict.fromkeys(blob for _, _, blob in changes))
+        stated = {blob: _stated(contents[blob], renamed) for _, name, blob in changes if name != BEFORE}
         if not stated:
             raise UserError(f"no commit has {study}/*.yaml")
-        for line in git(study, *log, "--diff-filter=A", "--name-only", "--", ":(glob)*/**/results.csv").splitlines():
-            if line.startswith("commit "):
-                commit = line.split()[1]
-            elif line:
-                name = line.removesuffix("/results.csv").replace("/", "-")
-                results.setdefault(renamed.get(name, name), commit)
+        results: dict[str, str] = {}
+        for commit, line in _log(study, "--diff-filter=A", "--name-only", "--", ":(glob)*/**/results.csv"):
+            name = line.removesuffix("/results.csv").replace("/", "-")
+            results.setdefault(renamed.get(name, name), commit)
         return cls(
             {commit: parents for commit, _, *parents in commits}, {commit: day for commit, day, *_ in commits},
-            [(commit, one) for commit, _, blob in versions for one in stated.get(blob, [])],
-            {commit: contents[blob] for commit, name, blob in versions if name == BEFORE}, results,
+            [(commit, one) for commit, _, blob in changes for one in stated.get(blob, [])],
+            {commit: contents[blob] for commit, name, blob in changes if name == BEFORE}, results,
         )  # fmt: skip
 
-    def registration(self, answer: Answer, runs: Runs) -> Registration:
+    def registration(self, answer: Answer, runs: RunTable) -> Registration:
         """Return whether a hypothesis that says it was registered was so before its runs."""
         asked = answer.hypothesis
         commit, kind, why = self._stated_in(answer, runs) if asked.commit is None else self._named_in(answer)
@@ -111,94 +109,109 @@ class History:
         """Return the hypotheses that say they are registered, and that no commit states as they stand."""
         asked = {name: one for name, one in question.hypotheses.items() if one.registered and not one.commit}
         now = {name: Stated.by(one, question.rule) for name, one in asked.items()}
-        return [name for name, own in now.items() if not any(stated.holds(own) for _, stated in self.stated)]
+        return [name for name, one in now.items() if not any(stated.covers(one) for _, stated in self.stated)]
 
-    def _stated_in(self, answer: Answer, runs: Runs) -> tuple[str, Kind, str]:
-        """Return the first commit that states a hypothesis, of those older than its runs if there is one."""
-        found: dict[str, tuple[bool | None, int]] = {}
+    def _stated_in(self, answer: Answer, runs: RunTable) -> tuple[str, Kind, str]:
+        """Return the first commit that states a hypothesis; one that is older than its runs is preferred."""
         now = Stated.by(answer.hypothesis, answer.question.rule)
+        counts: dict[str, int] = {}  # of comparisons
         for commit, stated in self.stated:
-            if stated.holds(now) and commit not in found:
-                found[commit] = self._is_older(commit, answer, runs), len(stated.comparisons)
-        if not found:
+            if stated.covers(now):
+                counts.setdefault(commit, len(stated.comparisons))
+        if not counts:
             return "", "exploratory", "which no commit states as it stands"
-        commit = next((commit for commit, (older, _) in found.items() if older), next(iter(found)))
-        older, count = found[commit]
-        if older is None:
+        older = {commit: self._is_older(commit, answer, runs) for commit in counts}
+        commit = next((commit for commit, is_older in older.items() if is_older), next(iter(older)))
+        if older[commit] is None:
             return commit, "not checked", "whose runs name a commit that this history lacks"
-        if not older:
+        if not older[commit]:
             return commit, "exploratory", "which is younger than its runs"
         kept = len(now.comparisons)
-        return commit, "registered", f"with {count} comparisons there and {kept} here" * (count > kept)
+        why = f"with {counts[commit]} comparisons there and {kept} here" * (counts[commit] > kept)
+        return commit, "registered", why
 
     def _named_in(self, answer: Answer) -> tuple[str, Kind, str]:
-        """Return the commit that a hypothesis from before the questions' files names."""
+        """Return the commit that a hypothesis names which is older than the questions' files."""
         asked, first = answer.hypothesis, self.stated[0][0]
         commit = next((one for one in self.noted if one.startswith(asked.commit or "")), first)
-        if commit == first or commit not in self._behind(first):
+        if commit == first or commit not in self._with_ancestors(first):
             return "", "exploratory", f"whose `commit: {asked.commit}` is none of before the questions' files"
         if not re.search(rf"\b{answer.name.split('-')[0]}\b", self.noted[commit]):
             return commit, "exploratory", f"where {BEFORE} does not have it"
-        named = {run.experiment for found in answer.comparisons for run in found.runs} or set(asked.of)
-        younger = (self.results.get(name, commit) for name in named)
-        if all(commit != one and commit in self._behind(one) for one in younger):
+        experiments = {run.experiment for one in answer.comparisons for run in one.runs} or set(asked.of)
+        results = [self.results.get(name, commit) for name in experiments]
+        if all(commit != one and commit in self._with_ancestors(one) for one in results):
             return commit, "registered", ""
         return commit, "exploratory", "whose runs had their results by then"
 
-    def _is_older(self, commit: str, answer: Answer, runs: Runs) -> bool | None:
-        """Whether each comparison has a run that was trained from ``commit`` or later; None where that is not known."""
-        of_runs = [[runs.commits(run) for run in found.runs] for found in answer.comparisons]
+    def _is_older(self, commit: str, answer: Answer, runs: RunTable) -> bool | None:
+        """Return whether each comparison has a run from ``commit`` or later; ``None`` where that is not known."""
+        of_runs = [[runs.commits(run) for run in one.runs] for one in answer.comparisons]
         if not of_runs:  # it is answered in words
             of_runs = [[set(runs.of_experiment(*answer.hypothesis.of)["commit"])]]
-        compared = [[self._is_behind(commit, names) for names in comparison] for comparison in of_runs]
-        known = [True if True in one else None if None in one else False for one in compared]
+        known = []
+        for comparison in of_runs:
+            older = [self._precedes(commit, names) for names in comparison]
+            known.append(True if True in older else None if None in older else False)
         return False if False in known else None if None in known else True
 
-    def _is_behind(self, commit: str, names: set[str]) -> bool | None:
-        found = [next((one for one in self.parents if one.startswith(name)), None) for name in names]
-        known = [commit in self._behind(one) for one in found if one is not None]
-        return False if False in known else None if None in found else True
+    def _precedes(self, commit: str, names: set[str]) -> bool | None:
+        """Return whether ``commit`` leads to all commits that ``names`` abbreviate; ``None`` if one is not known."""
+        commits = [next((one for one in self.parents if one.startswith(name)), None) for name in names]
+        known = [commit in self._with_ancestors(one) for one in commits if one is not None]
+        return False if False in known else None if None in commits else True
 
-    def _behind(self, commit: str) -> set[str]:
+    def _with_ancestors(self, commit: str) -> set[str]:
         """Return a commit and all that it builds on."""
         if commit not in self._ancestors:
-            found: set[str] = set()
+            ancestors: set[str] = set()
             waiting = [commit]
             while waiting:
-                if (one := waiting.pop()) not in found:
-                    found.add(one)
+                if (one := waiting.pop()) not in ancestors:
+                    ancestors.add(one)
                     waiting += self.parents[one]
-            self._ancestors[commit] = found
+            self._ancestors[commit] = ancestors
         return self._ancestors[commit]
 
 
-def checked(answer: Answer, runs: Runs, history: History | None) -> Answer:
-    """Return an answer with its registration; without a history that is not checked."""
+def checked(answer: Answer, runs: RunTable, history: History | None) -> Answer:
+    """Return an answer with its registration, which is "not checked" without a history."""
     if not answer.hypothesis.registered:
         return answer
-    found = history.registration(answer, runs) if history else Registration("not checked", why=NO_HISTORY)
-    return replace(answer, registration=found)
+    without = Registration("not checked", why=NO_HISTORY)
+    return replace(answer, registration=history.registration(answer, runs) if history else without)
+
+
+def _log(folder: Path, *arguments: str) -> Iterable[tuple[str, str]]:
+    """Yield what git's log says of each commit, oldest first: the commit, and a line."""
+    log = ["log", "--reverse", "--topo-order", "--no-renames", "--relative", "--format=commit %H"]
+    commit = ""
+    for line in git(folder, *log, *arguments).splitlines():
+        if line.startswith("commit "):
+            commit = line.split()[1]
+        elif line:
+            yield commit, line
 
 
 def _stated(text: str, renamed: dict[str, str]) -> list[Stated]:
     """Return what the hypotheses of a question's file state, under today's names; none where they cannot be read."""
     rule = re.search(r"^rule: (\w+)", text, re.MULTILINE)
     try:
-        own = re.sub(r"\w+(-\w+)*", lambda word: renamed.get(word[0], word[0]), text[text.index("\nhypotheses:") :])
-        asked = YAML(typ="safe").load(own)["hypotheses"] or {}
-        return [Stated.by(Hypothesis(**one), rule[1] if rule else RULE) for one in asked.values()]
+        today = re.sub(r"\w+(-\w+)*", lambda word: renamed.get(word[0], word[0]), text[text.index("\nhypotheses:") :])
+        hypotheses = YAML(typ="safe").load(today)["hypotheses"] or {}
+        return [Stated.by(Hypothesis(**one), rule[1] if rule else RULE) for one in hypotheses.values()]
     except (ValueError, YAMLError):  # pydantic's errors are the former
         return []
 
 
-def _contents(folder: Path, objects: list[str]) -> dict[str, str]:
+def _contents(folder: Path, blobs: Iterable[str]) -> dict[str, str]:
     """Return the texts of git's objects, by their names."""
-    left, found = git(folder, "cat-file", "--batch", feed="\n".join(objects)).encode(*CODEC), {}
-    for name in objects:
+    left, texts = git(folder, "cat-file", "--batch", feed="\n".join(blobs)).encode(*CODEC), {}
+    for name in blobs:
         head, _, left = left.partition(b"\n")
         size = int(head.split()[2])
-        found[name], left = left[:size].decode(*CODEC), left[size + 1 :]
-    return found
+        texts[name], left = left[:size].decode(*CODEC), left[size + 1 :]
+    return texts
 
 
 def git(folder: Path, *arguments: str, feed: str = "") -> str:
@@ -208,6 +221,6 @@ def git(folder: Path, *arguments: str, feed: str = "") -> str:
     except OSError as error:
         raise UserError(f"git: {error.strerror}; the study needs git") from None
     if done.returncode:
-        said = done.stderr.decode(*CODEC).strip() or done.returncode
-        raise UserError(f"git {' '.join(arguments)}: {said}; the study needs git")
+        message = done.stderr.decode(*CODEC).strip() or done.returncode
+        raise UserError(f"git {' '.join(arguments)}: {message}; the study needs git")
     return done.stdout.decode(*CODEC).strip()

@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,65 +21,66 @@ from altgrad.common.files import read_json, write_text
 from altgrad.config import Resolver, load_params
 from altgrad.config.published import KEPT, WEIGHTS
 from altgrad.config.tasks import ON_TEST
-from altgrad.reporting.study.questions import Question, of_experiment, params_of
+from altgrad.reporting.study.questions import Question
 from altgrad.reporting.study.registered import git
-from altgrad.reporting.study.runs import AFTER, COLUMNS, KEY, MEASURED, Runs
+from altgrad.reporting.study.runs import AFTER, COLUMNS, KEY, MEASURED, RunTable
 
 TEXTS = Path("data/corpus")
 TUNES = "tuning"  # how the name of an experiment begins that chooses learning rates
 
 
-def train_missing(question: Question, runs: Runs, study: Path, jobs: int | None) -> Runs:
-    """Train the experiments of a question of which rows are absent, write them into the tables, and return those.
+def train_missing(question: Question, runs: RunTable, study: Path, jobs: int | None) -> RunTable:
+    """Train the experiments of a question that lack rows; write the rows into the tables, and return these.
 
     Raises :class:`UserError` where git has no commit of the code as it is, or where training fails.
     """
     root = study.parents[1]
-    params = root / "params.yaml"
-    besides = {name: of_experiment(question, name) for name in question.runs}
-    # Weights of an experiment's one run may be kept, in data/weights, for others to start from.
-    weights = {name: root / KEPT / name / WEIGHTS for name, own in besides.items() if own.get("keep")}
-    missing = [name for name in question.runs if _lacks(params_of(question, name, params), name, runs, study)]
+    params = {name: question.params(name, root / "params.yaml") for name in question.runs}
+    besides = {name: question.besides(name) for name in question.runs}
+    # The weights of an experiment's one run may be kept, in data/weights, for others to start from.
+    weights = {name: root / KEPT / name / WEIGHTS for name in question.runs if besides[name].get("keep")}
+    missing = {name for name in question.runs if _lacks(params[name], name, runs, study)}
     if missing:
         if git(root, "status", "--porcelain", "altgrad", "stages", "dvc.yaml", "params.yaml"):
             raise UserError(
                 "the code or params.yaml differs from the last commit, which new rows of the study would name: commit"
             )
-        gone = [name for name, path in weights.items() if not path.is_file()]
-        missing = [name for name in question.runs if name in (*missing, *gone)]
-    for name in missing:
+        missing |= {name for name, path in weights.items() if not path.is_file()}
+    for name in question.runs:
+        if name not in missing:
+            continue
         print(f"{question.name}: training {name}", flush=True)
         folder = _checkout(root, name)
-        write_text(folder / "params.yaml", json.dumps(params_of(question, name, params)))  # JSON is YAML
+        write_text(folder / "params.yaml", json.dumps(params[name]))  # JSON is YAML
         for ignored in (KEPT, TEXTS):  # by git
             if (root / ignored).is_dir():
                 shutil.copytree(root / ignored, folder / ignored, dirs_exist_ok=True)
         for command in besides[name].get("before", []):
             _run(command.split(), folder, name)
         _run(["-m", "altgrad.execution", *(["--jobs", str(jobs)] if jobs else [])], folder, name)
-        runs = _with_rows(runs, _rows(folder, name), _after(folder, name, besides[name].get("after", {})))
+        after = _after(folder, name, besides[name].get("after", {}))
+        runs = RunTable(_replaced(runs.table, _rows(folder, name), KEY), _replaced(runs.after, after, AFTER[:-1]))
         runs.write(study / "results")
         if name in weights:
-            (own,) = (folder / "data/runs").glob(f"*/{WEIGHTS}")
+            (trained,) = (folder / "data/runs").glob(f"*/{WEIGHTS}")
             weights[name].parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(own, weights[name])
+            shutil.copyfile(trained, weights[name])
         git(root, "worktree", "remove", "--force", str(folder.resolve()))
     return runs
 
 
-def _lacks(params: dict[str, Any], name: str, runs: Runs, study: Path) -> bool:
+def _lacks(params: dict[str, Any], name: str, runs: RunTable, study: Path) -> bool:
     """Whether a run of the experiment's grid has no row. Raises :class:`UserError` for settings that are refused."""
     place = study / "results" / f".{name}.yaml"
     write_text(place, json.dumps(params))
     try:
-        # Weights to start from may not have been trained yet; adapters need them, and are of each run or none.
-        settled = load_params(place).model_copy(update={"start": None, "lora": None})
-        cells = list(Resolver(settled, f"{name} (with params.yaml)").cells())
+        # Weights to start from may not have been trained yet; adapters need them. No key of a row names either.
+        settings = load_params(place).model_copy(update={"start": None, "lora": None})
+        cells = list(Resolver(settings, f"{name} (with params.yaml)").cells())
     finally:
         place.unlink()
     wanted = {(name, cell.format, cell.optimizer, cell.seed, float(cell.lr_scale)) for cell in cells}
-    have = runs.of_experiment(name)[KEY].itertuples(index=False, name=None)
-    return bool(wanted - set(have))
+    return bool(wanted - set(runs.of_experiment(name)[KEY].itertuples(index=False, name=None)))
 
 
 def _checkout(root: Path, name: str) -> Path:
@@ -96,9 +96,10 @@ def _checkout(root: Path, name: str) -> Path:
 
 
 def _run(arguments: list[str], folder: Path, name: str) -> None:
-    here = folder.resolve()  # which is where the command runs
+    """Run Python in a checkout; :class:`UserError` where it fails."""
+    here = folder.resolve()  # where the command runs
     variables = {"PYTHONPATH": str(here), "ALTGRAD_COMPILE_CACHE": str(here.parents[1] / "compiled")}
-    # In a session of its own it is told once to stop, by this process, whoever stops that; and it saves checkpoints.
+    # In a session of its own it is told to stop once, by this process, and saves checkpoints.
     command = [sys.executable, *arguments]
     with subprocess.Popen(command, cwd=folder, env=os.environ | variables, start_new_session=True) as process:
         try:
@@ -116,13 +117,13 @@ def _rows(folder: Path, name: str) -> pd.DataFrame:
     head = git(folder, "rev-parse", "HEAD")
     rows = []
     for path in sorted((folder / "data/runs").glob("*/metrics.json")):
-        found, timing = read_json(path), read_json(path.with_name("timing.json"))
-        ended = found["outcome"] == "completed"
+        metrics, timing = read_json(path), read_json(path.with_name("timing.json"))
+        ended = metrics["outcome"] == "completed"
         rows.append({
-            "experiment": name, **{key: found[key] for key in KEY[1:]},
-            "val_loss": round(found["val_loss"], 6) if ended else None,
-            "status": "ok" if ended else found["outcome"],
-            **{key: found[key] for key in ("steps", "tokens", "parameters")},
+            "experiment": name, **{key: metrics[key] for key in KEY[1:]},
+            "val_loss": round(metrics["val_loss"], 6) if ended else None,
+            "status": "ok" if ended else metrics["outcome"],
+            **{key: metrics[key] for key in ("steps", "tokens", "parameters")},
             "machine": f"{timing['machine'].rsplit(',', 1)[0]} {timing['compute']}",
             "torch": timing["versions"]["torch"], "commit": head[:10],
             "purpose": "tune" if name.startswith(TUNES) else "test",
@@ -131,30 +132,26 @@ def _rows(folder: Path, name: str) -> pd.DataFrame:
 
 
 def _after(folder: Path, name: str, asked: dict[str, list[str]]) -> pd.DataFrame:
-    """Return what was measured after training: a classifier's metrics; weights set to zero, or in other formats."""
-    ended = {path.parent.name: read_json(path) for path in sorted((folder / "data/runs").glob("*/metrics.json"))}
-    found = [
+    """Return what is measured after training: a classifier's metrics, and losses of pruned and quantized weights."""
+    runs = {path.parent.name: read_json(path) for path in sorted((folder / "data/runs").glob("*/metrics.json"))}
+    rows = [
         (name, *(metrics[key] for key in KEY[1:]), measure, round(value, 6))
-        for metrics in ended.values() for measure in MEASURED
+        for metrics in runs.values() for measure in MEASURED
         if (value := metrics.get(ON_TEST[measure])) is not None
     ]  # fmt: skip
     for what, formats in asked.items():
         options = ["--weights-only", "--formats", *formats] if what == "ptq" else []
         table = f"{what}.csv"
-        _run(["-m", "altgrad.diagnostics", what, *ended, *options, "--out", table], folder, name)
+        _run(["-m", "altgrad.diagnostics", what, *runs, *options, "--out", table], folder, name)
         for row in pd.read_csv(folder / table).to_dict("records"):
             if row["format"] != "as trained":
                 fmt, optimizer, seed, rate = row["cell"].split("-")
                 measure = f"pruned-{100 * row['share']:.0f}" if what == "prune" else f"ptq-{row['format']}"
-                found.append((name, fmt, optimizer, int(seed), float(rate), measure, row["after"]))
-    return pd.DataFrame(found, columns=AFTER)
+                rows.append((name, fmt, optimizer, int(seed), float(rate), measure, row["after"]))
+    return pd.DataFrame(rows, columns=AFTER)
 
 
-def _with_rows(runs: Runs, rows: pd.DataFrame, after: pd.DataFrame) -> Runs:
-    """Return the tables with new rows in place of those of the same runs."""
-
-    def joined(old: pd.DataFrame, new: pd.DataFrame, key: Iterable[str]) -> pd.DataFrame:
-        both = pd.concat([old, new.astype(old.dtypes[list(new)].to_dict())]) if len(new) else old
-        return both.drop_duplicates(list(key), keep="last")
-
-    return Runs(joined(runs.table, rows, KEY), joined(runs.after, after, AFTER[:-1]))
+def _replaced(old: pd.DataFrame, new: pd.DataFrame, key: list[str]) -> pd.DataFrame:
+    """Return a table with new rows in place of those with the same key."""
+    both = pd.concat([old, new.astype(old.dtypes[list(new)].to_dict())]) if len(new) else old
+    return both.drop_duplicates(key, keep="last")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,9 @@ import pytest
 from altgrad.common.files import read_json, read_yaml, write_json
 from altgrad.config import Resolver, UserError, load_params
 from altgrad.reporting.study.__main__ import write_pages
-from altgrad.reporting.study.answers import Comparison, answered
-from altgrad.reporting.study.questions import (
-    Hypothesis,
-    Question,
-    params_of,
-    read_questions,
-    settings_of,
-)
+from altgrad.reporting.study.questions import ContrastResult, Hypothesis, Question, answered
 from altgrad.reporting.study.registered import History
-from altgrad.reporting.study.runs import AFTER, MEASURED, Run, Runs
+from altgrad.reporting.study.runs import AFTER, MEASURED, RunTable, StudyRun
 from tests.reporting.study.made_study import rows, write_study
 
 ROOT = Path(__file__).parents[3]
@@ -37,7 +31,7 @@ X1 = {"says": "It gains.", "registered": "2026-01-01", "of": "one", "contrast": 
 
 
 def made(tmp_path: Path, hypothesis: dict[str, Any] = X1, **content: Any) -> Path:
-    return write_study(tmp_path, rows(LOSSES), a={"hypotheses": {"X1": hypothesis}} | content)
+    return write_study(tmp_path, rows(LOSSES), a={"hypotheses": {"X1": hypothesis}}, **content)
 
 
 def test_a_page_says_what_came_and_what_was_expected(tmp_path):
@@ -70,41 +64,35 @@ def test_a_question_that_was_not_trained_yet_keeps_no_other_from_its_page(tmp_pa
             write_pages(study, names)
 
 
+TWICE = {"hypotheses": {"X1": X1}, "runs": {"two": {}}}
+
+
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "content", "names", "words"),
     [
-        ({"contrasts": "x"}, "hypotheses.X1: unknown setting 'contrasts'; did you mean contrast"),
-        ({"contrast": None}, "needs either `contrast` or"),
-        ({"status": "dropped"}, "status 'dropped' needs `why`"),
-        ({"expected": "better"}, "hypotheses.X1.expected"),
-        ({"of": "tow"}, "hypotheses.X1.of: no experiment 'tow'"),
-        ({"over": {"fmt": ["E3M4"]}}, "hypotheses.X1: no value for 'format' in `over`"),
-        ({"over": {"format": ["E3M5"]}}, "hypotheses.X1: one: no run of format 'E3M5'; did you mean E3M4"),
+        ({"contrasts": "x"}, {}, [], "a.yaml: hypotheses.X1: unknown setting 'contrasts'; did you mean contrast"),
+        ({"contrast": None}, {}, [], "a.yaml: hypotheses.X1: needs either `contrast` or"),
+        ({"status": "dropped"}, {}, [], "a.yaml: hypotheses.X1: status 'dropped' needs `why`"),
+        ({"expected": "better"}, {}, [], "a.yaml: hypotheses.X1.expected"),
+        ({"of": "tow"}, {}, [], "a.yaml: hypotheses.X1.of: no experiment 'tow'"),
+        ({"over": {"fmt": ["E3M4"]}}, {}, [], "a.yaml: hypotheses.X1: no value for 'format' in `over`"),
+        ({"over": {"format": ["E3M5"]}}, {}, [],
+         "a.yaml: hypotheses.X1: one: no run of format 'E3M5'; did you mean E3M4"),
+        ({}, {"b": TWICE}, [], "b.yaml: hypotheses.X1 stands in"),
+        ({}, {}, ["b"], "no question 'b'"),
     ],
-)
-def test_a_mistake_is_one_sentence_with_its_place(tmp_path, change, words):
-    study = made(tmp_path, X1 | change)
+)  # fmt: skip
+def test_a_mistake_is_one_sentence_with_its_place(tmp_path, change, content, names, words):
+    study = made(tmp_path, X1 | change, **content)
     with pytest.raises(UserError) as error:
-        write_pages(study, [])
-    assert words in str(error.value) and str(study / "a.yaml") in str(error.value)
-
-
-def test_two_questions_may_not_have_one_hypothesis(tmp_path):
-    other = {"hypotheses": {"X1": X1}, "runs": {"two": {}}}
-    study = write_study(tmp_path, rows(LOSSES), a={"hypotheses": {"X1": X1}}, b=other)
-    with pytest.raises(UserError, match=r"hypotheses.X1 stands in .*a.yaml too"):
-        read_questions(study)
-
-
-def test_a_question_that_is_not_there_is_named_with_what_is_near(tmp_path):
-    with pytest.raises(UserError, match="no question 'b'"):
-        write_pages(made(tmp_path), ["b"])
+        write_pages(study, names)
+    assert words in str(error.value) and str(study) in str(error.value)
 
 
 def test_hypotheses_of_one_family_are_judged_together(tmp_path):
     alone = {name: X1 | {"over": {"format": [fmt]}, "expected": None} for name, fmt in (("A", "E3M4"), ("B", "E4M3"))}
     study = write_study(tmp_path, rows(LOSSES), a={"hypotheses": alone})
-    runs = Runs.read(study / "results")
+    runs = RunTable.read(study / "results")
     apart = [found.comparisons[0].result for found in answered(Question.read(study / "a.yaml"), runs)]
     of_one = {name: hypothesis | {"family": "f"} for name, hypothesis in alone.items()}
     together = write_study(tmp_path / "2", rows(LOSSES), a={"hypotheses": of_one})
@@ -113,18 +101,15 @@ def test_hypotheses_of_one_family_are_judged_together(tmp_path):
     assert joint[0].adjusted == pytest.approx(2 * apart[0].alone) and apart[0].adjusted == apart[0].alone
 
 
-def test_settings_are_those_of_the_experiment_it_is_like_with_its_own(tmp_path):
+def test_settings_are_those_of_the_experiment_it_is_like_with_its_own():
     base = {"train": {"steps": 10, "batch": 2}}
-    of_runs = {"one": {"grid": {"seeds": [1], "formats": ["E3M4"]}}, "two": {"like": "one", "grid": {"seeds": [2]}}}
-    question = Question.read(made(tmp_path, base=base, runs=of_runs) / "a.yaml")
-    assert settings_of(question, "two") == {**base, "grid": {"seeds": [2], "formats": ["E3M4"]}}
-
-
-@pytest.mark.parametrize(("like", "words"), [("three", "no experiment 'three'"), ("two", "leads back to itself")])
-def test_a_like_that_leads_nowhere_is_refused(tmp_path, like, words):
-    question = Question.read(made(tmp_path, runs={"one": {}, "two": {"like": like}}) / "a.yaml")
-    with pytest.raises(UserError, match=words):
-        settings_of(question, "two")
+    runs = {"one": {"grid": {"seeds": [1], "formats": ["E3M4"]}}, "two": {"like": "one", "grid": {"seeds": [2]}},
+            "three": {"like": "four"}, "five": {"like": "five"}}  # fmt: skip
+    question = Question(question="?", answer=".", path=Path("a.yaml"), base=base, runs=runs)
+    assert question.settings("two") == {**base, "grid": {"seeds": [2], "formats": ["E3M4"]}}
+    for name, words in (("three", "no experiment 'four'"), ("five", "leads back to itself")):
+        with pytest.raises(UserError, match=words):
+            question.settings(name)
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in STUDY.glob("*.yaml")))
@@ -132,11 +117,11 @@ def test_every_experiment_of_the_study_resolves_and_has_its_runs(tmp_path, monke
     """Oracle: the table, which has one row for each run of each grid."""
     monkeypatch.setattr("altgrad.reporting.study.questions.read_yaml", cache(read_yaml))  # it is read into another
     monkeypatch.setattr("altgrad.config.params.read_yaml", read_json)  # which the file below is as well
-    question, runs = Question.read(STUDY / f"{name}.yaml"), Runs.read(STUDY / "results")
+    question, runs = Question.read(STUDY / f"{name}.yaml"), RunTable.read(STUDY / "results")
     not_run = [asked for asked in question.hypotheses.values() if asked.status == "not run"]
     planned = {experiment for hypothesis in not_run for experiment in hypothesis.of}
     for experiment in question.runs:
-        write_json(tmp_path / "params.yaml", params_of(question, experiment, ROOT / "params.yaml"))
+        write_json(tmp_path / "params.yaml", question.params(experiment, ROOT / "params.yaml"))
         # Weights to start from, which adapters need, are what another experiment leaves.
         params = load_params(tmp_path / "params.yaml").model_copy(update={"start": None, "lora": None})
         cells = list(Resolver(params).cells())
@@ -150,10 +135,8 @@ def test_every_experiment_of_the_study_resolves_and_has_its_runs(tmp_path, monke
 
 
 def test_the_committed_pages_are_what_the_tables_give(tmp_path, monkeypatch):
-    import shutil
-
     shutil.copytree(STUDY, tmp_path / "reports/study", ignore=shutil.ignore_patterns("figures"))
-    name_of = "altgrad.reporting.study.__main__.draw"
+    name_of = "altgrad.reporting.study.__main__.draw_forest"
     monkeypatch.setattr(name_of, lambda answers, folder: f"{answers[0].question.name}.png" if answers else None)
     try:
         history = History.read(STUDY)
@@ -167,7 +150,7 @@ def test_the_template_of_the_readme_is_a_question(tmp_path):
     text = (STUDY / "README.md").read_text().split("```yaml\n")[1].split("```")[0]
     (tmp_path / "template.yaml").write_text(text)
     question = Question.read(tmp_path / "template.yaml")
-    write_json(tmp_path / "params.yaml", params_of(question, "foreign", ROOT / "params.yaml"))
+    write_json(tmp_path / "params.yaml", question.params("foreign", ROOT / "params.yaml"))
     assert len(list(Resolver(load_params(tmp_path / "params.yaml")).cells())) == 10
     assert read_yaml(tmp_path / "params.yaml")["optimizers"]["as_E5M2"]["foreign"] == "E5M2"
 
@@ -184,8 +167,8 @@ def test_what_was_not_run_keeps_its_contrast_and_asks_for_no_run():
      (["pruned-50", "trained"], "nats"), (["micro_f1", "trained"], "ratio")],
 )  # fmt: skip
 def test_a_difference_has_the_unit_of_what_was_measured(measures, unit):
-    runs = {Run("one", fmt, "adamw", measure): 1.0 for measure in measures for fmt in ("E4M3", "bf16")}
-    assert Comparison("", [], runs, None, None).unit == unit
+    runs = {StudyRun("one", fmt, "adamw", measure=measure): 1.0 for measure in measures for fmt in ("E4M3", "bf16")}
+    assert ContrastResult("", [], runs, None, None).unit == unit
 
 
 def test_the_key_stands_before_the_rows_and_only_losses_stand_in_a_column_of_losses(tmp_path):

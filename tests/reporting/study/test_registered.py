@@ -16,10 +16,9 @@ from ruamel.yaml import YAML
 
 from altgrad.config import UserError
 from altgrad.reporting.study.__main__ import write_pages
-from altgrad.reporting.study.answers import Registration, answered
-from altgrad.reporting.study.questions import Question
+from altgrad.reporting.study.questions import Question, Registration, answered
 from altgrad.reporting.study.registered import History, checked, git
-from altgrad.reporting.study.runs import Runs
+from altgrad.reporting.study.runs import RunTable
 from tests.reporting.study.made_study import rows, write_study
 
 ROOT = Path(__file__).parents[3]
@@ -63,7 +62,7 @@ class Repository:
         table.to_csv(self.study / "results/runs.csv", index=False)
 
     def found(self, question: str = "a") -> Registration:
-        runs = Runs.read(self.study / "results")
+        runs = RunTable.read(self.study / "results")
         (answer,) = answered(Question.read(self.study / f"{question}.yaml"), runs)
         return checked(answer, runs, History.read(self.study)).registration
 
@@ -86,13 +85,6 @@ def registered(repository):
     repository.train(repository.commit())
     assert repository.found() == Registration("registered", commit[:7])
     return repository
-
-
-def test_runs_of_the_registering_commit_itself_are_younger_than_its_text(repository):
-    repository.state()
-    commit = repository.commit()
-    repository.train(commit)
-    assert repository.found() == Registration("registered", commit[:7])
 
 
 def test_words_a_place_and_a_name_may_change(registered):
@@ -129,17 +121,13 @@ def test_other_runs_than_the_stated_ones_are_exploratory_and_further_ones_not(re
     assert registered.found() == Registration("registered", commit)
 
 
-def test_a_comparison_that_is_left_out_is_said(registered):
+def test_a_comparison_may_be_left_out_which_is_said_but_not_added(registered):
     commit = registered.found().commit
     registered.state(**ONE)
     assert registered.found() == Registration("registered", commit, "with 2 comparisons there and 1 here")
-
-
-def test_a_comparison_that_is_added_after_the_runs_is_not_registered(repository):
-    repository.state(**ONE)
-    repository.train(repository.commit())
-    repository.state()
-    assert repository.found().kind == "exploratory"
+    over = X1["over"] | {"other": ["adamw", "eco"]}
+    registered.state(contrast="rung - {other} in {format}", over=over)
+    assert registered.found().kind == "exploratory"
 
 
 def test_a_baseline_that_was_there_may_be_older_but_not_both_runs(repository):
@@ -151,10 +139,12 @@ def test_a_baseline_that_was_there_may_be_older_but_not_both_runs(repository):
     assert repository.found().kind == "exploratory"
 
 
-def test_a_date_before_that_of_the_commit_is_no_registration(repository):
-    repository.state(registered="2020-01-01")
+def test_runs_of_the_commit_itself_are_younger_than_it_and_a_date_before_its_day_is_no_registration(repository):
+    repository.state()
     commit = repository.commit()
     repository.train(commit)
+    assert repository.found() == Registration("registered", commit[:7])
+    repository.state(registered="2020-01-01")
     assert repository.found() == Registration("exploratory", commit[:7], f"which is of {DAY}, not of 2020-01-01")
 
 

@@ -16,7 +16,7 @@ from altgrad.common.console import STOPS
 from altgrad.config import UserError
 from altgrad.reporting.study import train
 from altgrad.reporting.study.questions import Question
-from altgrad.reporting.study.runs import Runs, parsed
+from altgrad.reporting.study.runs import RunTable, parsed
 from tests.pipeline.conftest import environment
 from tests.reporting.study.made_study import rows, write_study
 
@@ -97,9 +97,9 @@ def write_question(study: Path, runs: dict[str, object]) -> None:
     (study / "a.yaml").write_text(json.dumps({"question": "Is it so?", "answer": "Yes.", "runs": runs}))
 
 
-def trained(root: Path) -> Runs:
+def trained(root: Path) -> RunTable:
     study = root / "reports/study"
-    return train.train_missing(Question.read(study / "a.yaml"), Runs.read(study / "results"), study, None)
+    return train.train_missing(Question.read(study / "a.yaml"), RunTable.read(study / "results"), study, None)
 
 
 def test_rows_name_the_commit_and_how_runs_ended(root, monkeypatch):
@@ -117,9 +117,11 @@ def test_rows_name_the_commit_and_how_runs_ended(root, monkeypatch):
     ]  # fmt: skip
     assert set(found.table["commit"]) == {trained_by}
     assert list(found.after["measure"]) == ["pruned-0", "pruned-50"]
-    written = Runs.read(root / "reports/study/results")
+    written = RunTable.read(root / "reports/study/results")
     assert len(written.table) == 2 and len(written.after) == 2
     assert (root / "params.yaml").read_bytes() == before and not (root / "scratch/study/one").exists()
+    monkeypatch.setattr(train, "_run", lambda *_: pytest.fail("trained again"))
+    trained(root)
 
 
 def test_a_run_starts_from_the_weights_that_another_left_and_f1_is_a_measure(root, monkeypatch):
@@ -144,17 +146,10 @@ def test_a_run_starts_from_the_weights_that_another_left_and_f1_is_a_measure(roo
     assert [tuple(row) for row in trained(root).after[["experiment", "measure", "value"]].to_numpy()] == [
         ("one", "micro_f1", 0.5)
     ]
-    assert parsed(["adamw in E3M4 at micro_f1"], ["one"], Runs.read(study / "results"))
+    assert parsed(["adamw in E3M4 at micro_f1"], ["one"], RunTable.read(study / "results"))
     shutil.rmtree(root / "data/weights")
     trained(root)  # which lacks no run, and so needs no weights
     assert not (root / "data/weights").exists()
-
-
-def test_what_is_there_is_not_trained_again(root, monkeypatch):
-    monkeypatch.setattr(train, "_run", make_runs)
-    trained(root)
-    monkeypatch.setattr(train, "_run", lambda *_: pytest.fail("trained again"))
-    trained(root)
 
 
 def test_a_command_that_was_interrupted_goes_on_in_its_checkout(root, monkeypatch):
@@ -186,7 +181,7 @@ def test_code_and_settings_that_no_commit_has_are_refused(root, name):
 
 def test_settings_that_are_refused_are_named_before_anything_trains(root):
     study = root / "reports/study"
-    (study / "a.yaml").write_text((study / "a.yaml").read_text().replace("- E3M4", "- E3M4x"))
+    write_question(study, {"one": {"grid": GRID | {"formats": ["E3M4x"]}}})
     with pytest.raises(UserError, match=r"one \(with params.yaml\): grid.formats\[0\]: unknown format 'E3M4x'"):
         trained(root)
 
