@@ -25,7 +25,7 @@ INTERNAL = {
     "data.docstrings": "make study, for the question of other texts",
     "reporting.simulate": "make simulate",
     "watch.track": "altgrad/watch/README.md",
-    "benchmark.compiled": "altgrad.benchmark, in a process for each step",
+    "benchmark.steps": "altgrad.benchmark, in a process for each step",
     "benchmark.probe": "stages.probe, for an estimate, and altgrad.benchmark",
     "reporting.dvc_outputs": "make, once, with the environment",
 }

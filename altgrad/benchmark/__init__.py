@@ -1,5 +1,55 @@
 """What a machine can do, ``make bench``, and on a GPU ``make gpu``: checks and timings in order of worth.
 
 A GPU is rented by the hour or lent for minutes. So nothing is installed, nothing needs a network, each result is
-written as soon as it is there, and what is there is not measured again.
+written at once, and nothing is measured twice. This file imports no library, so that it can say which one is missing.
 """
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+TORCH = (2, 11)
+# By the name that is imported, the name of the distribution.
+NEEDED = {
+    "torch": "torch", "numpy": "numpy", "pandas": "pandas", "pyarrow": "pyarrow", "scipy": "scipy",
+    "pydantic": "pydantic", "ruamel.yaml": "ruamel.yaml", "safetensors": "safetensors", "tiktoken": "tiktoken",
+    "tqdm": "tqdm", "matplotlib": "matplotlib", "PIL": "pillow", "jinja2": "jinja2",
+}  # fmt: skip
+# What some items need: without it they are left out, and the record says so.
+OPTIONAL = {"torchao": "steps of torchao's layers", "pytest": "checks", "hypothesis": "checks"}
+
+
+def missing() -> str | None:
+    """Return one sentence on what is missing and how to get it; ``None`` if all is there."""
+    absent = [name for module, name in NEEDED.items() if not _is_there(module)]
+    if absent:
+        return (
+            f"not installed: {', '.join(absent)}; run `make env`, or carry their wheels "
+            f"(`pip download --no-deps {' '.join(absent)}`) and name their folder in PYTHONPATH"
+        )
+    installed = version("torch")
+    if tuple(map(int, re.findall(r"\d+", installed)[:2])) < TORCH:
+        return f"torch {installed} is too old; torch {'.'.join(map(str, TORCH))} or newer is needed"
+    return None
+
+
+def left_out() -> dict[str, str]:
+    """Return the optional packages that are not installed, and what is left out without each."""
+    return {name: what for name, what in OPTIONAL.items() if not _is_there(name)}
+
+
+def installed_version(name: str) -> str | None:
+    """Return the version of a distribution, ``None`` if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of a package that it is in
+        return False

@@ -9,26 +9,26 @@ import argparse
 import sys
 from pathlib import Path
 
-from altgrad.benchmark.needs import left_out, missing
+from altgrad.benchmark import left_out, missing
 from altgrad.common.console import called
 
 
 def main(arguments: list[str]) -> None:
-    """Measure what the record lacks, or write the pages that show what is there."""
+    """Measure what the record lacks, and write the pages."""
     from altgrad.common.errors import UserError
 
     parser = argparse.ArgumentParser(prog=called("benchmark"), description=__doc__)
     parser.add_argument("--only", default="", metavar="WORD", help="measure only items with WORD in their name")
     parser.add_argument("--list", action="store_true", help="list the names of the items and measure nothing")
-    parser.add_argument("--seconds", type=float, default=float("inf"), metavar="N", help="begin no item after these")
-    parser.add_argument("--again", action="store_true", help="measure also what the record has already")
+    parser.add_argument("--seconds", type=float, default=float("inf"), metavar="N", help="begin no item after this time")
+    parser.add_argument("--again", action="store_true", help="measure everything anew")
     parser.add_argument("--gpu", action="store_true", help="end with an error on a machine without a GPU")
-    parser.add_argument("--miniature", action="store_true", help="try out a GPU's items in small sizes, anywhere")
+    parser.add_argument("--miniature", action="store_true", help="rehearse a GPU's items in miniature")
     parser.add_argument("--output", type=Path, metavar="FILE", help="the record; default: reports/bench/<machine>.json")
     parser.add_argument("--pages", action="store_true", help="measure nothing; write the pages from the records")
     options = parser.parse_args(arguments)
 
-    from altgrad.benchmark.pages import write_pages
+    from altgrad.benchmark.records import write_pages
 
     if not options.pages:
         from altgrad.benchmark.session import Session
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> None:
             print(f"still to be measured: {', '.join(left)}; the same command goes on with them", flush=True)
     if not options.miniature and options.output is None:
         for page in write_pages(Path()):
-            print(f"{page} says what the records have")
+            print(f"written: {page}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Operands of a quantized product in GB/s, beside a copy on the device and torch's own cast to 8 bits.
 
-An operand's bytes are those that cannot be avoided: the tensor read once, its values written once. Whoever reads it
-twice, first for the largest magnitude, so reaches less. Several calls are timed at once, since starting a kernel takes
-as long as a small one runs.
+The bytes of an operand are those that cannot be avoided: the tensor read once, its values written once. A way that
+reads it twice, first for the largest magnitude, therefore reaches less. Several calls are timed at once, since
+starting a kernel takes as long as a small one runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from altgrad.numerics.operators import quantize_by_operator
 CALLS = 10
 COPY = "copy"
 STREAM = (0, 0, 1)
-Way = Callable[..., tuple[Tensor, ...]]
+MX = {"granularity": "block", "scale_format": "E8M0"}
+NV = {"granularity": "block", "block": 16, "scale_format": "E4M3"}
 
 
 class Contestant(NamedTuple):
@@ -50,84 +51,59 @@ def by_kernels(
 def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
     """Return a copy, torch's casts, and ours with each kind of scale; compiled but for the copy, kernels and MS-EDEN.
 
-    Ours is what training makes of a tensor, by kernels or by tensor operations (`gpu_launch`), and the other way.
+    Ours is the way that training takes for a tensor, by kernels or by tensor operations (`gpu_launch`), and the other.
     """
+    float8, stream = torch.float8_e4m3fn, torch.tensor(STREAM, device=device)
 
     def cast(x: Tensor) -> Tensor:
-        return (x * 0.5).to(torch.float8_e4m3fn)
+        return (x * 0.5).to(float8)
 
     def cast_to_amax(x: Tensor) -> Tensor:
-        return (x * (448.0 / x.abs().amax().float())).to(torch.float8_e4m3fn)
+        return (x * (448.0 / x.abs().amax().float())).to(float8)
 
     def ours(
-        name: str, what: str, scale_format: str = "float32", *, by: Way | None = None, stochastic: bool = False,
-        dtype: torch.dtype = dtype, granularity: str = "tensor", block: int = 32, dim: int = 1, rotate: bool = False,
+        fmt: str, what: str, *, by: Callable[..., tuple[Tensor, ...]] | None = None, stochastic: bool = False,
+        **settings: Any,
     ) -> Contestant:  # fmt: skip
-        constants = [format_constants(name, device, scale_format=scale_format)]
-        streams = [torch.tensor(STREAM, device=device)] if stochastic else []
-        rule = scale_rule(scale_format, "rceil", granularity)
-        stream, code = streams[0] if streams else None, block_code(granularity, block)
-        told = (constants[0], None, code, dim, rule, dtype, stream, 0)
-        options: Any = {
-            "granularity": granularity, "block": block, "scale_format": scale_format, "dtype": dtype, "dim": dim,
-            "rotate": rotate,
-        }  # fmt: skip
+        options = {"granularity": "tensor", "block": 32, "scale_format": "float32", "dtype": dtype, "dim": 1} | settings
+        constants = format_constants(fmt, device, scale_format=options["scale_format"])
+        rule = scale_rule(options["scale_format"], "rceil", options["granularity"])
+        code, draws = block_code(options["granularity"], options["block"]), [stream] if stochastic else []
+        arguments = (constants, None, code, options["dim"], rule, options["dtype"], stream if stochastic else None, 0)
 
         def operand(x: Tensor) -> tuple[Tensor | None, ...]:
-            return by(x, *told) if by else quantize_operands([x], constants, [], streams, **options)[0]
+            return by(x, *arguments) if by else quantize_operands([x], [constants], [], draws, **options)[0]
 
         run = operand if by is by_kernels else compile_apart(operand, dynamic=False)
-        return Contestant(what, run, 0.5 if dtype == PACKED else dtype.itemsize)
+        return Contestant(f"{fmt}, {what}", run, 0.5 if options["dtype"] == PACKED else options["dtype"].itemsize)
 
-    float8, stream = torch.float8_e4m3fn, torch.tensor(STREAM, device=device)
+    two_ways = [
+        ("E4M3", "a scale per row", {"granularity": "row"}),
+        ("E4M3", "blocks of 32 (MXFP8)", MX),
+        ("E2M1", "two-level blocks of 16 (NVFP4)", NV),
+        ("E4M3", "a scale per tensor, stochastic", {"stochastic": True}),
+    ]
     eden = (random_signs(stream, 0), format_constants("E2M1", device, scale_format="E4M3"), stream, 0, 16, dtype)
-
     return [
         Contestant(COPY, Tensor.clone, dtype.itemsize),
         Contestant("torch, cast to E4M3", compile_apart(cast, dynamic=False), 1),
         Contestant("torch, amax and cast to E4M3", compile_apart(cast_to_amax, dynamic=False), 1),
-        ours("E4M3", "E4M3, a scale per tensor"),
-        ours("E4M3", "E4M3, a scale per tensor, to float8", dtype=float8),
-        ours("E4M3", "E4M3, a scale per row, to float8", dtype=float8, granularity="row"),
-        ours("E4M3", "E4M3, a scale per column, to float8 by columns", dtype=float8, granularity="row", dim=0),
+        ours("E4M3", "a scale per tensor"),
+        ours("E4M3", "a scale per tensor, to float8", dtype=float8),
+        ours("E4M3", "a scale per row, to float8", dtype=float8, granularity="row"),
+        ours("E4M3", "a scale per column, to float8 by columns", dtype=float8, granularity="row", dim=0),
+        ours("E4M3", "blocks of 128, to float8", dtype=float8, granularity="block", block=128),
+        ours("E4M3", "tiles of 128, to float8", dtype=float8, granularity="tile", block=128),
+        ours("E4M3", "blocks of 32 (MXFP8), to float8", dtype=float8, **MX),
+        ours("E3M4", "a scale per tensor"),
+        ours("E4M3", "a scale per tensor, by kernels", by=by_kernels),
         *(
-            ours("E4M3", f"E4M3, {what}, to float8", scale, dtype=float8, granularity=kind, block=size)
-            for what, scale, kind, size in (
-                ("blocks of 128", "float32", "block", 128),
-                ("tiles of 128", "float32", "tile", 128),
-                ("blocks of 32 (MXFP8)", "E8M0", "block", 32),
-            )
-        ),
-        ours("E3M4", "E3M4, a scale per tensor"),
-        ours("E4M3", "E4M3, a scale per tensor, by kernels", by=by_kernels),
-        *(
-            ours(name, what + said, scale, by=by, **options)
-            for name, what, scale, options in (
-                ("E4M3", "E4M3, a scale per row", "float32", {"granularity": "row"}),
-                ("E4M3", "E4M3, blocks of 32 (MXFP8)", "E8M0", {"granularity": "block"}),
-                ("E2M1", "E2M1, two-level blocks of 16 (NVFP4)", "E4M3", {"granularity": "block", "block": 16}),
-                ("E4M3", "E4M3, a scale per tensor, stochastic", "float32", {"stochastic": True}),
-            )
+            ours(fmt, what + said, by=by, **settings)
+            for fmt, what, settings in two_ways
             for by, said in ((None, ""), (quantize_by_tensors, ", by tensor operations"))
         ),
-        ours(
-            "E2M1",
-            "E2M1, NVFP4 along columns, rotated, stochastic",
-            "E4M3",
-            granularity="block",
-            block=16,
-            dim=0,
-            rotate=True,
-            stochastic=True,
-        ),
-        ours(
-            "E2M1",
-            "E2M1, NVFP4, to codes of 4 bits",
-            "E4M3",
-            granularity="block",
-            block=16,
-            dtype=PACKED,
-        ),
+        ours("E2M1", "NVFP4 along columns, rotated, stochastic", dim=0, rotate=True, stochastic=True, **NV),
+        ours("E2M1", "NVFP4, to codes of 4 bits", dtype=PACKED, **NV),
         Contestant("E2M1, MS-EDEN", lambda x: rotated_ms_eden(x, None, *eden), dtype.itemsize),
     ]
 
@@ -137,10 +113,9 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Return a row per contestant for a bfloat16 tensor of ``shape``: ms of a call, GB/s, and its share of a copy's.
 
-    ``only`` names those that take part, a copy among them; all by default.
-
-    ``over_copy`` is the median over rounds of the contestant's GB/s over those of the copy in the same round, with
-    quartiles. One that fails has its error in ``absent``.
+    ``only`` names those that take part, a copy among them; all by default. ``over_copy`` is the median over rounds of
+    the contestant's GB/s over those of the copy in the same round, with quartiles. A contestant that fails has its
+    error in ``absent``.
     """
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
     runs: dict[str, Callable[[], None]] = {}
@@ -158,13 +133,13 @@ def measure(
             continue
         runs[entry.name], bytes_of[entry.name] = run, x.numel() * (x.element_size() + entry.written)
     taken = in_turn(runs, rounds, device)
-    found = {name: [s / CALLS / bytes_of[name] for s in each] for name, each in taken.items()}  # seconds of a byte
+    per_byte = {name: [s / CALLS / bytes_of[name] for s in times] for name, times in taken.items()}
     rows = []
-    for name, each in found.items():
-        median = statistics.median(each)
+    for name, times in per_byte.items():
+        median = statistics.median(times)
         rows.append({
             "name": name, "elements": x.numel(), "call_ms": float(f"{1e3 * median * bytes_of[name]:.4g}"),
-            "gb_per_s": float(f"{1 / median / 1e9:.4g}"), **ratio("over_copy", found[COPY], each), "rounds": rounds,
+            "gb_per_s": float(f"{1 / median / 1e9:.4g}"), **ratio("over_copy", per_byte[COPY], times), "rounds": rounds,
         })  # fmt: skip
     return rows + absent
 

@@ -1,7 +1,7 @@
-"""A step of an arm beside torch's fused AdamW, on the weights of one model: time turn by turn, and peak steps.
+"""A step of an optimizer beside torch's fused AdamW, on the weights of one model: time turn by turn, and peak memory.
 
-The gradients are made up and stay; nothing but the optimizer runs, told their norm as in training, where clipping has
-found it. Quantized weights have a scale per tensor, and arms see them as training shows them.
+The gradients are random and stay. Nothing but the optimizer runs; it is told their norm, as in training, where clipping
+has computed it. Quantized weights have a scale per tensor, and optimizers see them as in training.
 """
 
 from __future__ import annotations
@@ -26,16 +26,18 @@ WARM = 3
 def measure(
     config: GPTConfig, fmt: str, name: str, settings: dict[str, Any], rounds: int, device: torch.device
 ) -> dict[str, Any]:
-    """Return one arm's result: ``step_ms``, ``over_adamw`` with quartiles, ``state_mb``, ``peak_mb``, and bytes of each
-    role as `bytes_per_parameter` names them; of an arm that kernels of ours step also ``over_rule``, with quartiles:
-    over a step by the compiled rule.
+    """Return the result of an optimizer: milliseconds, ratios with quartiles, MB, and bytes per parameter by role.
+
+    ``over_adamw`` is over torch's fused AdamW; ``over_rule``, of an optimizer that has a kernel, over a step by the
+    compiled rule. ``state_mb`` counts the optimizer's tensors; ``peak_mb`` also what a step takes at most besides, in
+    MB of 10^6 bytes, without weights and gradients.
 
     Args:
         config: the model's size.
         fmt: the weights' format.
-        name: of the arm.
+        name: of the optimizer.
         settings: of `altgrad.optim.Arm`.
-        rounds: timed steps of each of the two.
+        rounds: timed steps of each.
         device: where.
     """
     (_, plain), (model, arm) = (_stepper(config, fmt, of, device) for of in (None, settings))
@@ -47,6 +49,8 @@ def measure(
     for run in WARM * list(runs.values()):
         run()
     seconds = in_turn(runs, rounds, device)
+    state = steps.tensors_mb(t for tensors in arm.state.values() for t in tensors.values())
+    growth = steps.growth_mb(arm.step, device)
     return {
         "name": name,
         "parameters": sum(p.numel() for group in arm.param_groups for p in group["params"]),
@@ -56,8 +60,8 @@ def measure(
         **(ratio("over_rule", seconds["arm"], seconds["rule"]) if "rule" in seconds else {}),
         "rounds": rounds,
         **{role: round(count, 3) for role, count in bytes_per_parameter(model, arm).items()},
-        **_memory(arm, device),
-    }
+        "state_mb": round(state, 1), "peak_mb": None if growth is None else round(state + growth, 1),
+    }  # fmt: skip
 
 
 def _stepper(
@@ -70,14 +74,6 @@ def _stepper(
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     else:
         optimizer = build_optimizer(model, Arm(**settings), compiled=True)
-    for p in model.parameters():  # now, as weights that lie in memory as codes have other tensors than before
+    for p in model.parameters():  # only now: weights that are stored as codes have become other tensors
         p.grad = 1e-3 * torch.randn(p.shape, device=p.device)
     return model, optimizer
-
-
-def _memory(optimizer: torch.optim.Optimizer, device: torch.device) -> dict[str, float | None]:
-    """Return ``state_mb``, the optimizer's tensors, and ``peak_mb``, what a step takes at most beside weights and
-    gradients, in MB of 10^6 bytes."""
-    state = steps.tensors_mb(t for entries in optimizer.state.values() for t in entries.values())
-    growth = steps.growth_mb(optimizer.step, device)
-    return {"state_mb": round(state, 1), "peak_mb": None if growth is None else round(state + growth, 1)}

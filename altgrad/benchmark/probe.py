@@ -1,4 +1,4 @@
-"""What cells of the study take on this machine, from a few steps of each: `altgrad.execution` asks for it."""
+"""The seconds that cells take on this machine, from a few steps of each; `altgrad.execution` runs it for estimates."""
 
 from __future__ import annotations
 
@@ -20,24 +20,22 @@ from altgrad.config import Cell, load_params
 STEPS, FEWEST = 24, 4
 ENOUGH = 3.0  # seconds of steps
 LONGEST = 30.0  # seconds after which no further kind of cell is begun
-NAME = f"probe.{os.getpid()}"  # of the cell that is trained; neither a grid nor another probe has one of that name
+NAME = f"probe.{os.getpid()}"  # of the cell that is trained; no grid and no other probe has a cell of that name
 
 
 def measure(key: str, root: Path, settings: Any, *, eager: bool = False) -> dict[str, float]:
-    """Train a cell of ``root`` cut to `FEWEST` steps, then to as many as `ENOUGH` has room for, up to `STEPS`; diagnose
-    it; return the seconds of the parts.
+    """Train a cell of the project ``root`` twice with fewer steps, diagnose it, and return the seconds of the parts.
 
-    ``first_s`` is what the second would have taken as the first of its process, compiling or loading graphs included;
-    the others are those of the second:
-    ``step_s`` of a step and ``step_p90_s`` of one that nine in ten are faster than, ``evaluate_s`` of an evaluation,
-    ``observe_s`` of a look at what the monitors see, ``setup_s`` of all else in training, ``diagnose_s`` of the
-    diagnosis.
+    The first run has `FEWEST` steps, the second as many as fit into `ENOUGH` seconds, at most `STEPS`. Of the second
+    run are ``step_s`` of a step at the median and ``step_p90_s`` at the 90th percentile, ``evaluate_s`` of an
+    evaluation, ``observe_s`` of an observation by the monitors, ``setup_s`` of all else in training, and ``diagnose_s``
+    of the diagnosis. ``first_s`` is what it would have taken as the first run of its process, compiling included.
     """
     from altgrad.diagnostics import diagnose_cell
     from altgrad.training import train_cell
 
     whole = Cell.read(root / "data/grid" / f"{key}.json")
-    compiles = "on" if whole.train.compiles and not eager else "off"  # as whole runs are; auto looks at the steps
+    compiles = "on" if whole.train.compiles and not eager else "off"  # as in a whole run: auto depends on the steps
     tokens, steps, took = root / "data/tokens", FEWEST, []
     with tempfile.TemporaryDirectory(prefix="altgrad-probe-") as folder:
         place = Path(folder)
@@ -66,18 +64,14 @@ def measure(key: str, root: Path, settings: Any, *, eager: bool = False) -> dict
         "observe_s": timing["observe_s"] / 3,
     }  # fmt: skip
     rest = took[1] - measured * parts["step_s"] - timing["evaluate_s"] - timing["observe_s"]
-    first = took[0] + (measured - FEWEST) * parts["step_s"]
-    slow = {"step_p90_s": timing["step_ms_p90"] / 1e3}
     return {
-        "steps": measured, "first_s": first, **parts, **slow, "setup_s": max(0.0, rest), "diagnose_s": min(diagnosing)
+        "steps": measured, "first_s": took[0] + (measured - FEWEST) * parts["step_s"], **parts,
+        "step_p90_s": timing["step_ms_p90"] / 1e3, "setup_s": max(0.0, rest), "diagnose_s": min(diagnosing),
     }  # fmt: skip
 
 
 def main(arguments: list[str]) -> None:
-    """Print a line of JSON for each cell named, and of those after `LONGEST` seconds for none but the first.
-
-    With ``--eager`` none is compiled.
-    """
+    """Print a line of JSON for each cell named, none after `LONGEST` seconds; ``--eager`` compiles nothing."""
     settings, began = load_params().diagnose, time.perf_counter()
     keys = [argument for argument in arguments if argument != "--eager"]
     for key in keys:

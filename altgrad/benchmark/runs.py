@@ -1,7 +1,7 @@
-"""Whole runs on a GPU: how many an hour with several at a time, and what a run of each model size is made of.
+"""Whole runs: how many an hour with several at a time, and the seconds of the parts of a run, by model.
 
-Runs are of a throw-away project: the grid of params.yaml with other settings, on made-up tokens, without DVC, which is
-not needed on such a machine.
+Runs are of a temporary project: the grid of params.yaml with other settings, on random tokens, without DVC, which a
+rented machine does not have.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ POLL_S = 0.05
 
 
 def at_once(root: Path, model: str, jobs: int, train: dict[str, Any]) -> dict[str, Any]:
-    """Return ``runs_per_hour`` of ``model``, trained and diagnosed, ``jobs`` at a time on the GPU, and its range.
+    """Return ``runs_per_hour`` of ``model``, trained and diagnosed, ``jobs`` at a time, and its range.
 
-    Counted in rounds of as many as run at a time, without the first round: over all, the slowest and the fastest. A run
-    is diagnosed before the next one is trained. The settings ``train`` replace those of params.yaml.
+    A round has as many runs as go at a time, and the first round is not counted; the range is from the slowest round to
+    the fastest. A run is diagnosed before the next one is trained. ``train``: settings that replace those of
+    params.yaml.
     """
     grid = {"formats": [FORMAT], "optimizers": ["adamw"], "seeds": list(range(ROUNDS * jobs)), "baseline": FORMAT}
     with project(root, model, grid, train) as keys, closing(LocalPool(jobs)) as pool:
@@ -71,9 +72,9 @@ def at_once(root: Path, model: str, jobs: int, train: dict[str, Any]) -> dict[st
 
 
 def parts_of(root: Path, model: str, vocabulary: int, train: dict[str, Any]) -> dict[str, Any]:
-    """Return what a run of ``model`` in `FORMAT` is made of, as `altgrad.benchmark.probe` measures it.
+    """Return the seconds of the parts of a run of ``model`` in `FORMAT`, as `altgrad.benchmark.probe` measures them.
 
-    With ``vocabulary`` tokens to tell apart; also ``parameters``, ``context``, ``batch`` and ``tokens_per_s``.
+    ``vocabulary``: size of the vocabulary. Also ``parameters``, ``sizes``, ``batch`` and ``tokens_per_s``.
     """
     grid = {"formats": [FORMAT], "optimizers": ["adamw"], "seeds": [0], "baseline": FORMAT}
     with project(root, model, grid, train, vocabulary) as (key,):
@@ -100,7 +101,7 @@ def parts_of(root: Path, model: str, vocabulary: int, train: dict[str, Any]) -> 
 def project(
     root: Path, model: str, grid: dict[str, Any], train: dict[str, Any], vocabulary: int | None = None
 ) -> Iterator[list[str]]:
-    """Be in a throw-away project of the grid's cells; yield their keys. Graphs are those of the project ``root``."""
+    """Change into a temporary project of the grid's cells; yield their keys. It shares graphs with ``root``."""
     params = read_yaml(root / "params.yaml")
     params["model"] = model
     params["grid"] |= {"lr_scales": [1]} | grid
@@ -124,7 +125,7 @@ def project(
 
 
 def make_tokens(folder: Path, vocabulary: int) -> None:
-    """Write token files of numbers by chance, mostly small ones, as ids of frequent tokens are."""
+    """Write files of random tokens, mostly small ones, as the ids of frequent tokens are."""
     folder.mkdir(parents=True)
     chance = np.random.default_rng(0)
     for split, count in TOKENS.items():

@@ -1,24 +1,30 @@
-"""The list: what is checked and measured in which order, each written when it is there, none of them twice."""
+"""The list: what is checked and measured, in order. Each result is written at once, and nothing is measured twice."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 import torch
 
-from altgrad.benchmark import checks, compiled, needs, operands, optimizers, runs, steps, tables, timing
-from altgrad.benchmark.record import BASELINE, Record
+from altgrad.benchmark import installed_version, left_out, operands, optimizers, runs, steps, tables, timing
+from altgrad.benchmark.records import Record
 from altgrad.benchmark.sizes import MINIATURE, ON_CPU, ON_GPU
+from altgrad.benchmark.tables import BASELINE
 from altgrad.benchmark.timing import in_turn
 from altgrad.common.provenance import environment
 from altgrad.common.threads import usable_cores
@@ -28,33 +34,29 @@ from altgrad.model import GPTConfig
 from altgrad.model.hardware import select_device
 from altgrad.training import machine
 
-LIMIT_S, CPU_LIMIT_S = 115.0, 600.0  # of one item on a GPU and elsewhere; what takes longer is given up, and said
+LIMIT_S, CPU_LIMIT_S = 115.0, 600.0  # of one item on a GPU and elsewhere; one that takes longer is given up
 ARMS_FORMAT = "E4M3"
 MODES_OF = (BASELINE, "E4M3")
 SAME_GRAPH = ("E3M4", "E7M0")  # as E4M3, since a format enters a graph as a tensor
-Rows = dict[str, list[dict[str, Any]]]
+TESTS_AT_A_TIME = 8
+Rows = dict[str, list[dict[str, Any]]]  # by part of the record
 
 
 class Item(NamedTuple):
-    """Something that is measured by itself, and the rows that it gives each part of the record.
-
-    ``patience``: for how many times the limit of an item.
-    """
+    """What is measured by itself; ``patience`` multiplies the time limit of an item."""
 
     name: str
     measure: Callable[[], Rows]
     patience: int = 1
 
 
-def _row_of(part: str, measure: Callable[[], dict[str, Any]]) -> Rows:
-    """Return what ``measure`` finds as the one row of a part."""
-    return {part: [measure()]}
-
-
 class Session:
-    """A machine, its record, and the list; ``miniature`` rehearses a GPU's on whatever device there is.
+    """A machine, its record, and the list.
 
-    ``arguments`` are the command line, for the record.
+    Args:
+        output: the record's file; by default reports/bench/<machine>.json.
+        miniature: rehearse a GPU's list on whatever device there is.
+        arguments: the command line, for the record.
     """
 
     def __init__(self, output: Path | None, miniature: bool, arguments: list[str]) -> None:
@@ -65,24 +67,28 @@ class Session:
         on_gpu = self.device.type == "cuda"
         self.sizes = MINIATURE if miniature else ON_GPU if on_gpu else ON_CPU
         self.limit_s = LIMIT_S if on_gpu or miniature else CPU_LIMIT_S
-        self.threads = min(torch.get_num_threads(), usable_cores())
-        torch.set_num_threads(self.threads)
+        threads = min(torch.get_num_threads(), usable_cores())
+        torch.set_num_threads(threads)
         device = machine.device_name(self.device)
         if not on_gpu:  # by which processors of one name differ
             device += f", {machine.choose_compute('bf16', self.device)[0]} products"
-        found = environment("altgrad.benchmark", arguments)
-        found |= {"device": device, "on_gpu": on_gpu, **_versions(self.device)}
-        name = f"gpu {device}" if on_gpu else f"{device} {self.threads} threads"
+        facts = environment("altgrad.benchmark", arguments)
+        facts |= {"device": device, "on_gpu": on_gpu, **_versions(self.device)}
+        name = f"gpu {device}" if on_gpu else f"{device} {threads} threads"
         slug = re.sub(r"[^a-z0-9]+", "_" if on_gpu else "-", name.lower()).strip("_-")
         default = "scratch/miniature.json" if miniature else f"reports/bench/{slug}.json"
-        self.record = Record(output or self.root / default, found)
+        self.record = Record(output or self.root / default, facts)
         self._baselines: dict[tuple[str, int], steps.Step] = {}
 
     def run(self, seconds: float, again: bool, only: str = "") -> list[str]:
-        """Measure what the record does not have of this commit, torch and driver; return what is still to be done.
+        """Measure what the record lacks of this commit, torch and driver; return the names of what is left to measure.
 
-        Of the items with ``only`` in their name. None is begun after ``seconds``. One that fails is written down with
-        its error, and tried again by the next session; with ``again`` all are measured anew.
+        An item that fails is written down with its error, and tried again by the next session.
+
+        Args:
+            seconds: begin no item after these.
+            again: measure all items anew.
+            only: measure items with this word in their name.
         """
         began, items = time.perf_counter(), [item for item in self.items() if only in item.name]
         left = [item for item in items if again or not self.record.has(item.name)]
@@ -95,16 +101,18 @@ class Session:
             started = time.perf_counter()
             try:
                 with _at_most(item.patience * self.limit_s):
-                    found = item.measure()
+                    measured = item.measure()
             except (Exception, OutOfTime) as error:  # noqa: BLE001 - whatever it is, the next item may be measured
                 words = (str(error).strip() or type(error).__name__).splitlines()[0]
                 self.record.put_item(item.name, time.perf_counter() - started, words)
                 print(f"{number} {item.name}: failed: {words}", flush=True)
                 continue
-            for part, rows in found.items():
-                self.record.put_limits(rows[0]) if part == "limits" else self.record.put(part, rows)
+            for part, rows in measured.items():
+                self.record.put(part, rows)
             self.record.put_item(item.name, took := time.perf_counter() - started)
-            print(f"{number} {item.name}: {took:.0f} s{_said(found, self.record.content)}", flush=True)
+            shown = [part for part in measured if part in tables.TABLES]
+            texts = (f"\n{tables.as_text(part, measured[part], self.record.content)}" for part in shown)
+            print(f"{number} {item.name}: {took:.0f} s{''.join(texts)}", flush=True)
         return [item.name for item in items if not self.record.has(item.name)]
 
     def items(self) -> Iterator[Item]:
@@ -123,11 +131,9 @@ class Session:
         yield from (Item(f"optimizer: {name}", partial(self._optimizer, name)) for name in sizes.optimizers)
         yield from (Item(f"mode: {', '.join(of)}", partial(self._mode, *of)) for of in product(MODES_OF, sizes.modes))
         for jobs in sizes.jobs:
-            measure = partial(runs.at_once, self.root, "pico", jobs, sizes.train)
-            yield Item(f"runs: {jobs} at a time", partial(_row_of, "at_once", measure))
-        for model, vocabulary in sizes.parts_of.items():
-            measure = partial(runs.parts_of, self.root, model, vocabulary, sizes.train)
-            yield Item(f"a run of {model}", partial(_row_of, "parts_of_runs", measure))
+            yield Item(f"runs: {jobs} at a time", partial(self._at_once, jobs))
+        for of_model in sizes.parts_of.items():
+            yield Item(f"a run of {of_model[0]}", partial(self._parts_of_run, *of_model))
         yield from (self._check(name, tests) for name, tests in sizes.later_checks.items())
 
     def entries(self) -> list[steps.Contestant]:
@@ -135,25 +141,24 @@ class Session:
         return [entry for entry in self._asked_for() if entry.runs_on(self.device)]
 
     def without_products(self) -> dict[str, str]:
-        """Return the contestants whose products the device has not, and of which scales these would be."""
+        """Return the contestants whose products the device lacks, and the scales of these products."""
         return {entry.name: str(entry.scales) for entry in self._asked_for() if not entry.runs_on(self.device)}
 
     def _asked_for(self) -> list[steps.Contestant]:
-        found = steps.contestants(self.device)
-        return [entry for entry in found if self.sizes.entries is None or entry.name in self.sizes.entries]
+        entries = steps.contestants(self.device)
+        return [entry for entry in entries if self.sizes.entries is None or entry.name in self.sizes.entries]
+
+    def _check(self, name: str, tests: list[str]) -> Item:
+        return Item(f"check: {name}", lambda: {"checks": [run_tests(name, tests, self.limit_s - 5)]})
 
     def _compile(self, model: str, batch: int) -> Rows:
         """Compile all steps at once; formats share a graph with the first of their kind."""
-        names = [entry.name for entry in self.entries() if entry.name not in SAME_GRAPH and _is_there(entry)]
-        at_a_time = min(compiled.AT_A_TIME, usable_cores())
-        cache = machine.compile_cache(self.root)
-        failed = compiled.compile_all(names, self._config(model), batch, cache, at_a_time)
+        names = [entry.name for entry in self.entries() if entry.name not in SAME_GRAPH and _is_installed(entry)]
+        at_a_time = min(steps.COMPILED_AT_A_TIME, usable_cores())
+        failed = steps.compile_all(names, self._config(model), batch, machine.compile_cache(self.root), at_a_time)
         if failed:
             raise RuntimeError("; ".join(f"{name}: {why}" for name, why in failed.items()))
         return {}
-
-    def _check(self, name: str, tests: list[str]) -> Item:
-        return Item(f"check: {name}", lambda: {"checks": [checks.run(name, tests, self.limit_s - 5)]})
 
     def _config(self, model: str) -> GPTConfig:
         preset = self.params.models[model]
@@ -161,22 +166,18 @@ class Session:
         return GPTConfig(vocab_size=self.sizes.vocabulary, **preset.sizes | self.sizes.changed)
 
     def _warm(self, model: str, batch: int, entry: steps.Contestant, mode: str = "default") -> steps.Step:
-        config = self._config(model)
-        return steps.Step(config, entry, steps.random_tokens(config, batch, self.device), self.device, mode).warm()
-
-    def _baseline(self, model: str, batch: int) -> steps.Step:
-        """Return the step that others of this size are measured beside; the first item that needs it compiles it."""
+        """Return a warm step; the baseline's is kept, since all others of its size are timed beside it."""
+        if entry.name != BASELINE or mode != "default":
+            return steps.Step(self._config(model), entry, batch, self.device, mode).warm()
         if (model, batch) not in self._baselines:
-            first = next(entry for entry in self.entries() if entry.name == BASELINE)
-            self._baselines = {(model, batch): self._warm(model, batch, first)}
+            self._baselines = {(model, batch): steps.Step(self._config(model), entry, batch, self.device).warm()}
         return self._baselines[model, batch]
 
     def _step(self, model: str, batch: int, entry: steps.Contestant) -> Rows:
         """Measure a contestant's step beside the baseline's, turn by turn, and its memory."""
-        if not _is_there(entry):
+        if not _is_installed(entry):
             raise RuntimeError("torchao is not installed")
-        baseline = self._baseline(model, batch)
-        step = baseline if entry.name == BASELINE else self._warm(model, batch, entry)
+        baseline, step = (self._warm(model, batch, one) for one in (self.entries()[0], entry))
         taken = in_turn({entry.name: step, BASELINE: baseline}, self.sizes.rounds, self.device)
         of = {"model": model, "batch": batch, "name": entry.name}
         peak = steps.peak_mb(step)
@@ -185,27 +186,33 @@ class Session:
         return {"steps": [of | result], "memory": [of | state]}
 
     def _mode(self, name: str, mode: str) -> Rows:
+        """Measure a contestant's step in a mode of the compiler beside that in the default mode."""
         model, batch = self.sizes.steps[-1]
         entry = next(entry for entry in self.entries() if entry.name == name)
-        default = self._baseline(model, batch) if name == BASELINE else self._warm(model, batch, entry)
-        both = {mode: self._warm(model, batch, entry, mode), "default": default}
-        found = steps.mode_result(name, mode, in_turn(both, self.sizes.rounds, self.device))
-        return {"modes": [{"model": model, "batch": batch} | found]}
+        both = {one: self._warm(model, batch, entry, one) for one in ("default", mode)}
+        result = steps.mode_result(name, mode, in_turn(both, self.sizes.rounds, self.device))
+        return {"modes": [{"model": model, "batch": batch} | result]}
 
     def _optimizer(self, name: str) -> Rows:
-        model = self.sizes.steps[-1][0]
-        settings = self.params.optimizers[name].model_dump()
-        found = optimizers.measure(self._config(model), ARMS_FORMAT, name, settings, 3 * self.sizes.rounds, self.device)
-        return {"optimizers": [{"model": model, "format": ARMS_FORMAT, **found}]}
+        model, settings = self.sizes.steps[-1][0], self.params.optimizers[name].model_dump()
+        config, rounds = self._config(model), 3 * self.sizes.rounds
+        result = optimizers.measure(config, ARMS_FORMAT, name, settings, rounds, self.device)
+        return {"optimizers": [{"model": model, "format": ARMS_FORMAT, **result}]}
+
+    def _at_once(self, jobs: int) -> Rows:
+        return {"at_once": [runs.at_once(self.root, "pico", jobs, self.sizes.train)]}
+
+    def _parts_of_run(self, model: str, vocabulary: int) -> Rows:
+        return {"parts_of_runs": [runs.parts_of(self.root, model, vocabulary, self.sizes.train)]}
 
 
 class OutOfTime(BaseException):
-    """What is under way took too long: no `Exception`, which whoever goes on after a failure would go on after too."""
+    """An item took too long. It is no `Exception`, as an item may go on after the failure of one of its parts."""
 
 
 @contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
-    """Raise `OutOfTime` in what takes longer."""
+    """Raise `OutOfTime` in a block that takes longer."""
 
     def give_up(*_: object) -> None:
         raise OutOfTime(f"had not ended after {seconds:.0f} s")
@@ -219,13 +226,8 @@ def _at_most(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _is_there(entry: steps.Contestant) -> bool:
-    return not ("torchao" in entry.name and "torchao" in needs.left_out())
-
-
-def _said(found: Rows, bench: dict[str, Any]) -> str:
-    parts = {part: rows for part, rows in found.items() if part in tables.TABLES}
-    return "".join(f"\n{tables.as_text(part, rows, bench)}" for part, rows in parts.items())
+def _is_installed(entry: steps.Contestant) -> bool:
+    return not ("torchao" in entry.name and "torchao" in left_out())
 
 
 def _versions(device: torch.device) -> dict[str, str | None]:
@@ -235,5 +237,41 @@ def _versions(device: torch.device) -> dict[str, str | None]:
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         answer = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split()
         driver = answer[0] if answer else None
-    found = {"driver": driver, "cuda": torch.version.cuda}
-    return found | {name: needs.installed(name) for name in ("triton", "torchao")}
+    packages = {name: installed_version(name) for name in ("triton", "torchao")}
+    return {"driver": driver, "cuda": torch.version.cuda, **packages}
+
+
+def run_tests(name: str, tests: list[str], limit_s: float) -> dict[str, Any]:
+    """Run tests that compare a GPU with the CPU, several at a time; return how many passed, failed and were skipped.
+
+    Args:
+        name: of the check.
+        tests: as pytest names them.
+        limit_s: seconds.
+
+    Raises:
+        RuntimeError: with pytest's last words where it ran none, or did not end in time.
+    """
+    if absent := [package for package, what in left_out().items() if what == "checks"]:
+        raise RuntimeError(f"not installed: {', '.join(absent)}")
+    parallel = ["-n", str(min(TESTS_AT_A_TIME, usable_cores())), "--dist", "load"] if find_spec("xdist") else []
+    with tempfile.TemporaryDirectory(prefix="altgrad-checks-") as folder:
+        result = Path(folder) / "result.xml"
+        command = [sys.executable, "-m", "pytest", *tests, *parallel, f"--junitxml={result}", "-p", "no:cacheprovider"]
+        variables = os.environ | {"ALTGRAD_COMPILE_CACHE": str(machine.compile_cache(Path.cwd()))}
+        began = time.perf_counter()
+        try:
+            done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=limit_s, check=False)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"{' '.join(tests)} had not ended after {limit_s:.0f} s") from None
+        took = time.perf_counter() - began
+        if not result.exists():
+            raise RuntimeError(" / ".join((done.stdout + done.stderr).strip().splitlines()[-3:]))
+        cases = list(ElementTree.parse(result).iter("testcase"))
+    if not cases:
+        raise RuntimeError(f"{' '.join(tests)}: pytest ran no test")
+    outcomes = {case: {child.tag for child in case} for case in cases}
+    failed = [case.attrib["name"] for case, tags in outcomes.items() if tags & {"failure", "error"}]
+    skipped = sum("skipped" in tags for tags in outcomes.values())
+    passed = len(cases) - len(failed) - skipped
+    return {"name": name, "passed": passed, "failed": failed, "skipped": skipped, "took_s": round(took, 1)}

@@ -1,4 +1,4 @@
-"""How much is measured: the list for a GPU, the one for a processor, and the rehearsal of the former anywhere."""
+"""How much is measured: on a GPU, on a processor, and in the rehearsal of a GPU's list on any device."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of each: of the lists for a GPU and for a processor, and of the rehearsal of the former on a CPU.
+    """How much is measured of each part.
 
     Attributes:
-        checks: tests by what they check, first and last in the list.
-        operands: shape of the tensor; ``operand_entries`` those that are made of it.
-        steps: models and batches of training steps, at ``vocabulary`` tokens, ``changed`` in their sizes; ``entries``
-            the contestants in them.
+        operands: shape of the tensor.
+        steps: models and batches of training steps.
+        vocabulary: of the models.
         rounds: timed steps.
-        modes: of `torch.compile` that are timed beside the default one, with a step of ``MODES_OF``.
-        optimizers: the arms, on the last of the models.
+        optimizers: on the last of the models.
         jobs: how many runs of pico at a time.
-        parts_of: models whose runs are taken apart, with their vocabulary.
+        parts_of: the models whose runs are taken apart, with their vocabulary.
+        changed: sizes of the models that are replaced.
+        entries: the contestants in steps; all by default.
+        operand_entries: the ways to make an operand; all by default.
+        modes: of `torch.compile` that are timed beside the default one.
+        checks: tests by their names, first in the list; ``later_checks`` last.
         train: settings of whole runs.
     """
 
@@ -31,7 +34,7 @@ class Sizes:
     jobs: tuple[int, ...]
     parts_of: dict[str, int]
     changed: dict[str, int] = field(default_factory=dict)
-    entries: tuple[str, ...] | None = None  # None: all
+    entries: tuple[str, ...] | None = None
     operand_entries: tuple[str, ...] | None = None
     modes: tuple[str, ...] = ()
     checks: dict[str, list[str]] = field(default_factory=dict)

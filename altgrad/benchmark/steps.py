@@ -1,28 +1,38 @@
 """Training steps of one model under several recipes, in one process, turn by turn, and their peak memory.
 
-Each is taken right beside a bf16 step, before or after it by chance, so that the ratio of the two is far steadier than
-either time. Memory is in MB of 10^6 bytes; this package's README says what counts. Its high-water mark is that of
-`altgrad.training.machine`, set back before: without that it would start at the size of the process that started this
-one.
+Each step is timed right beside a bf16 step, before or after it at random, so that the ratio of the two is far steadier
+than either time. Memory is in MB of 10^6 bytes; this package's README says what counts.
+
+``python -m altgrad.benchmark.steps JOB`` takes one step, to compile it into the cache on disk. Compiling a step of
+twelve layers takes a process a minute, most of it on one core, so `compile_all` has several processes do it at a time.
 """
 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import gc
+import json
 import statistics
-from collections.abc import Callable, Iterable
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from altgrad.benchmark.record import BASELINE
+from altgrad.benchmark.tables import BASELINE
 from altgrad.benchmark.timing import ratio, seconds
+from altgrad.common.errors import run_stage
 from altgrad.config.recipe import TORCHAO_RECIPES, Rule
 from altgrad.config.tensor_recipe import BLOCK_FORMATS
 from altgrad.model import GPT, GPTConfig, Recipe, linear_layers, quantize_model
-from altgrad.model.hardware import has_products
+from altgrad.model.hardware import has_products, select_device
+from altgrad.model.quantized.native import has_products
 from altgrad.optim import Arm, build_optimizer
 from altgrad.training import machine
 from altgrad.training.graphs import compile_model
@@ -31,12 +41,15 @@ from altgrad.training.machine import choose_compute
 CLIP = 1.0
 STEPS = 3
 MB = 1e6
+COMPILED_AT_A_TIME = 6
+POLL_S = 0.2
 
 
 class Contestant(NamedTuple):
-    """A way to train; without a recipe nothing is quantized. ``compute`` as in `machine.choose_compute`.
+    """A way to train; without a recipe nothing is quantized.
 
-    ``scales`` are those that a device must have products with, as `has_products` names them.
+    ``compute`` is as in `machine.choose_compute`; ``scales`` are those that a device must have products with, as
+    `has_products` names them.
     """
 
     name: str
@@ -45,21 +58,21 @@ class Contestant(NamedTuple):
     scales: str | None = None
 
     def runs_on(self, device: torch.device) -> bool:
-        """Whether ``device`` has the products of this one."""
+        """Whether ``device`` has the products of this contestant."""
         return self.scales is None or has_products(self.scales, device)
 
 
 def contestants(device: torch.device) -> list[Contestant]:
-    """Return the ways to train: unquantized, formats and scalings, block formats, and others' layers.
+    """Return the ways to train: unquantized, formats and scalings, block formats, and layers of torchao.
 
-    Products by FP8 units are left out on a CPU, where torch emulates them to be tested, not to be fast; so is float32
-    on a GPU, where nobody trains in it.
+    Products by FP8 units are left out on a CPU, where torch emulates them slowly; so is float32 on a GPU, where nobody
+    trains in it.
     """
     nvfp4 = BLOCK_FORMATS["NVFP4"]
     stochastic, four_six = {"rounding": "stochastic"}, {**nvfp4, "scale_rounding": "4/6"}
     published = {"weight": "NVFP4_16x16", "input": "NVFP4", "grad": nvfp4 | stochastic, "hadamard": 16}
     eden = {"weight": four_six, "input": four_six, "grad": {**nvfp4, "rounding": "MS-EDEN"}}
-    found = [
+    both = [
         Contestant(BASELINE),
         *[Contestant(name, Recipe.uniform(name)) for name in ("E4M3", "E3M4", "E7M0")],
         Contestant("E4M3, delayed scaling", Recipe.uniform("E4M3", scaling="delayed")),
@@ -73,13 +86,13 @@ def contestants(device: torch.device) -> list[Contestant]:
         *[Contestant(f"E4M3, torchao {name}", of("blocks.*", head=False, torchao=name)) for name in TORCHAO_RECIPES],
     ]
     if device.type == "cpu":
-        return [*found, Contestant("fp32", compute="float32")]
+        return [*both, Contestant("fp32", compute="float32")]
     # DeepSeek-V3's scales (arXiv:2412.19437): tiles of weights, blocks of all else.
     rows, tiles = ({"format": "E4M3", "granularity": kind, "block": 128} for kind in ("block", "tile"))
     of_128 = of(head=False, weight=tiles, input=rows, grad=rows, backend="native")
     rowwise = Recipe.uniform("E4M3", grad="E4M3", granularity="row", backend="native")
     return [
-        *found,
+        *both,
         Contestant("E4M3, native tensorwise", Recipe.uniform("E4M3", backend="native"), scales="one scale"),
         Contestant("E4M3, native rowwise", rowwise, scales="rows"),
         Contestant("E4M3, native blocks of 128", of_128, scales="blocks of 128"),
@@ -89,7 +102,7 @@ def contestants(device: torch.device) -> list[Contestant]:
 
 
 def of(layers: str = "*", head: bool = True, **settings: Any) -> Recipe:
-    """Return the recipe of ``layers`` by a rule's settings, and of the ``head`` for its weight and gradient."""
+    """Return the recipe with a rule for ``layers``, and one for the weight and gradient of the ``head``."""
     rules = [Rule(layers=layers, **settings)]
     if head:
         rules.append(Rule(layers="head", weight=settings["weight"], grad=settings["grad"]))
@@ -97,7 +110,7 @@ def of(layers: str = "*", head: bool = True, **settings: Any) -> Recipe:
 
 
 def alike(name: str, grad: Any = None) -> Recipe:
-    """Return the recipe with a format for all tensors, or with another ``grad``."""
+    """Return the recipe with one format for all tensors, or with another for ``grad``."""
     return of(weight=name, input=name, grad=grad or name)
 
 
@@ -107,20 +120,23 @@ class Step:
     Args:
         config: the model's size.
         entry: the contestant.
-        tokens: inputs and targets, shape (2, batch, context), on ``device``.
+        batch: sequences of random tokens, the same ones in every process.
         device: where.
         mode: of `torch.compile`.
     """
 
     def __init__(
-        self, config: GPTConfig, entry: Contestant, tokens: torch.Tensor, device: torch.device, mode: str = "default"
+        self, config: GPTConfig, entry: Contestant, batch: int, device: torch.device, mode: str = "default"
     ) -> None:
         torch.manual_seed(0)
         self.model = GPT(config).to(device)
         if entry.recipe is not None:
             quantize_model(self.model, entry.recipe)
         self.optimizer = build_optimizer(self.model, Arm(lr=1e-4))
-        self.device, self.tokens = device, tokens
+        self.device = device
+        generator = torch.Generator().manual_seed(0)
+        shape = (2, batch, config.context)  # inputs and targets
+        self.tokens = torch.randint(config.vocab_size, shape, generator=generator).to(device)
         self._compiled = compile_model(self.model, mode)
         self._bf16 = choose_compute(entry.compute, device)[0] == "bf16"
 
@@ -141,14 +157,8 @@ class Step:
         return self
 
 
-def random_tokens(config: GPTConfig, batch: int, device: torch.device) -> torch.Tensor:
-    """Return inputs and targets, shape (2, batch, context), the same ones in every process."""
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(config.vocab_size, (2, batch, config.context), generator=generator).to(device)
-
-
 def matmul_operations(config: GPTConfig, batch: int) -> int:
-    """Return the floating-point operations of the linear layers in a step: forward and two products backward."""
+    """Return the floating-point operations of the linear layers in a step: one product forward and two backward."""
     with torch.device("meta"):
         model = GPT(config)
     weights = sum(layer.weight.numel() for layer in linear_layers(model).values())
@@ -156,24 +166,22 @@ def matmul_operations(config: GPTConfig, batch: int) -> int:
 
 
 def result(name: str, config: GPTConfig, batch: int, first: float, taken: dict[str, list[float]]) -> dict[str, Any]:
-    """Return the result of a contestant: what it is, and the medians of its steps and of their ratios.
+    """Return the result of a contestant: its size, and the medians of its steps and of their ratios.
 
-    ``first`` are the seconds to its first step, ``taken`` those of its steps and of the baseline's beside each.
+    Args:
+        name: of the contestant.
+        config: the model's size.
+        batch: sequences.
+        first: seconds to its first step.
+        taken: seconds of its steps, and of the baseline's beside each.
     """
     median = statistics.median(taken[name])
     return {
-        "name": name,
-        "layers": config.layers,
-        "width": config.width,
-        "context": config.context,
-        "batch": batch,
-        "first_step_s": round(first, 1),
-        "step_ms": round(1e3 * median, 2),
-        "tokens_per_s": round(batch * config.context / median),
-        **ratio("over_bf16", taken[name], taken[BASELINE]),
-        "matmul_operations_per_s": round(matmul_operations(config, batch) / median),
-        "rounds": len(taken[name]),
-    }
+        "name": name, "layers": config.layers, "width": config.width, "context": config.context, "batch": batch,
+        "first_step_s": round(first, 1), "step_ms": round(1e3 * median, 2),
+        "tokens_per_s": round(batch * config.context / median), **ratio("over_bf16", taken[name], taken[BASELINE]),
+        "matmul_operations_per_s": round(matmul_operations(config, batch) / median), "rounds": len(taken[name]),
+    }  # fmt: skip
 
 
 def mode_result(name: str, mode: str, taken: dict[str, list[float]]) -> dict[str, Any]:
@@ -187,10 +195,9 @@ def mode_result(name: str, mode: str, taken: dict[str, list[float]]) -> dict[str
 
 def state_mb(step: Step) -> float:
     """Return the MB of parameters, buffers and optimizer state; each tensor counts once."""
-    tensors = [*step.model.parameters(), *step.model.buffers()]
-    for state in step.optimizer.state.values():
-        tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
-    return tensors_mb(tensors)
+    state = [value for of_weight in step.optimizer.state.values() for value in of_weight.values()]
+    tensors = [value for value in state if isinstance(value, torch.Tensor)]
+    return tensors_mb([*step.model.parameters(), *step.model.buffers(), *tensors])
 
 
 def tensors_mb(tensors: Iterable[torch.Tensor]) -> float:
@@ -200,7 +207,7 @@ def tensors_mb(tensors: Iterable[torch.Tensor]) -> float:
 
 
 def peak_mb(step: Step) -> float | None:
-    """Return the MB held at most during three more steps, state included; None where the system does not tell.
+    """Return the peak MB of three more steps, state included; ``None`` where the system does not tell.
 
     ``step`` must have run before, so that it is compiled and the optimizer has its state.
     """
@@ -210,19 +217,62 @@ def peak_mb(step: Step) -> float | None:
 
 
 def growth_mb(run: Callable[[], object], device: torch.device) -> float | None:
-    """Return the MB that three calls of ``run`` take at most beyond what is there; None where that is not told."""
+    """Return the peak MB of three calls of ``run`` beyond what is allocated; ``None`` where that is not told.
+
+    On a CPU the high-water mark of the process is set back first: it starts at the size of the parent process.
+    """
     gc.collect()
-    _give_back_free_pages()
+    # Give free pages of the C library (glibc) back to the system: used again, they would not count as growth.
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
     if not machine.forget_peak_memory(device):
         return None
-    before = machine.peak_memory_mb(device)  # which is now what there is
+    before = machine.peak_memory_mb(device)
     for _ in range(STEPS):
         run()
     return machine.peak_memory_mb(device) - before
 
 
-def _give_back_free_pages() -> None:
-    """Ask the C library for its free pages, which would otherwise be used again without counting as growth."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
-    if trim is not None:
-        trim(0)
+def compile_all(
+    names: Sequence[str], config: GPTConfig, batch: int, cache: Path, at_a_time: int = COMPILED_AT_A_TIME
+) -> dict[str, str]:
+    """Compile the steps of the contestants ``names`` into ``cache``.
+
+    Returns the names whose process failed, with the last line of its errors. Such a step is compiled when it is timed;
+    one that has no room on the GPU beside the others has been compiled by then.
+    """
+    waiting, failed = list(names), {}
+    running: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            while waiting or running:
+                while waiting and len(running) < at_a_time:
+                    name = waiting.pop(0)
+                    job = {"name": name, "config": dataclasses.asdict(config), "batch": batch, "cache": str(cache)}
+                    command = [sys.executable, "-m", "altgrad.benchmark.steps", json.dumps(job)]
+                    quiet, log = subprocess.DEVNULL, Path(folder, name.replace("/", "_"))
+                    with log.open("wb") as errors:
+                        running[name] = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=errors), log
+                time.sleep(POLL_S)
+                for name in [name for name, (process, _) in running.items() if process.poll() is not None]:
+                    process, log = running.pop(name)
+                    if process.returncode:
+                        failed[name] = (log.read_text(errors="replace").strip() or "killed").splitlines()[-1]
+        finally:
+            for process, _ in running.values():
+                process.kill()
+    return failed
+
+
+def main(arguments: list[str]) -> None:
+    """Take one step of the job in ``arguments``."""
+    job = json.loads(arguments[0])
+    machine.use_compile_cache(Path(job["cache"]))
+    device = select_device("auto")
+    config = GPTConfig(**job["config"] | {"labels": tuple(job["config"]["labels"])})  # JSON has no tuples
+    entry = {entry.name: entry for entry in contestants(device)}[job["name"]]
+    Step(config, entry, job["batch"], device)()
+
+
+if __name__ == "__main__":
+    run_stage(main)

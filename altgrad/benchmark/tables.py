@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from altgrad.benchmark.record import BASELINE
 from altgrad.reporting.markdown import NONE, Column, Table, integer, number, significant, words
 
+BASELINE = "bf16"  # the contestant that all others are timed beside
 NOT_MEASURED = "not measured"
 BYTES = {
     "masters": "masters", "weights": "weights", "gradients": "grads", "m": "m", "v": "v", "other": "other_state",
@@ -19,12 +19,12 @@ Cell = Callable[[Result], str]
 
 
 def tables_of(bench: Result) -> list[Table]:
-    """Return the tables of what the record has, in the page's order."""
+    """Return the tables of a record, in the page's order."""
     return [table(bench) for part, table in TABLES.items() if bench.get(part)]
 
 
 def as_text(part: str, results: list[Result], bench: Result) -> str:
-    """Return results of a part as the terminal shows them, held against the limits in ``bench``."""
+    """Return results of a part as the terminal shows them; shares are of the limits in the record ``bench``."""
     table = TABLES[part]({part: results, "limits": bench.get("limits", {})})
     rows = [[column.head for column in table.columns], *table.rows]
     plain = [[cell.replace("*", "").replace("`", "") for cell in row] for row in rows]
@@ -34,7 +34,7 @@ def as_text(part: str, results: list[Result], bench: Result) -> str:
 
 
 def checks_table(bench: Result) -> Table:
-    """Tests that hold the GPU against the CPU: how many passed."""
+    """Return how many of the tests passed that compare the GPU with the CPU."""
     note = "Tests of `tests/gpu`: bits of operands, scales and random numbers, whole runs, steps of every optimizer."
     return _table(
         bench["checks"], note, (words("checked"), _code), (Column("passed"), _whole("passed")),
@@ -43,15 +43,15 @@ def checks_table(bench: Result) -> Table:
 
 
 def operands_table(bench: Result) -> Table:
-    """Operands of products: the rate at which they are made, and its share of a copy's."""
+    """Return the rate at which operands of products are made, and its share of a copy's."""
 
     def known(cell: Cell) -> Cell:
         return lambda row: NONE if "absent" in row else cell(row)
 
     note = (
         f"A bfloat16 tensor of {integer(bench['operands'][0]['elements'])} elements, quantized and written in "
-        "bfloat16, or in float8 where it says so; compiled. Bytes: the tensor read once and the values written once. "
-        "Of a copy: median over rounds of the rate over that of a copy in the same round."
+        "bfloat16, or in float8 where the name says so; compiled. Bytes: the tensor read once and the values written "
+        "once. Of a copy: the rate over that of a copy in the same round, median over rounds."
     )
     return _table(
         bench["operands"], note, (words("operand"), _strong),
@@ -62,13 +62,13 @@ def operands_table(bench: Result) -> Table:
 
 
 def steps_table(bench: Result) -> Table:
-    """Contestants by sizes: the time of a step over that of bf16, and its milliseconds."""
+    """Return the time of each contestant's step over that of bf16, by size."""
     note = (
-        "Time of a training step over that of a bf16 step of the same round, median, and its milliseconds; compiled. "
-        "Weights and inputs are quantized in the format, gradients in E5M2, with a scale per tensor of the present "
-        "step unless said. Share: the operations of the linear layers against the bf16 limit above."
+        "Time of a compiled training step over that of a bf16 step in the same round, median over rounds; in brackets "
+        "its milliseconds. Unless the name says otherwise, weights and inputs are quantized in the format, gradients "
+        "in E5M2, with a scale per tensor and step. Share: operations of the linear layers over the bf16 limit above."
     )
-    columns, rows = _by_size(bench["steps"], lambda step: f"{step['over_bf16']:.2f} ({_ms(step['step_ms'])})")
+    columns, rows = _by_size(bench["steps"], lambda step: f"{step['over_bf16']:.2f} ({_ms(step)})")
     baseline = {_size(step): step["matmul_operations_per_s"] for step in bench["steps"] if step["name"] == BASELINE}
     if baseline:
         rate = bench.get("limits", {}).get("bf16_gemm_operations_per_s")
@@ -81,29 +81,27 @@ def steps_table(bench: Result) -> Table:
 
 
 def memory_table(bench: Result) -> Table:
-    """Contestants: peak memory by size."""
+    """Return the peak memory of each contestant, by size."""
     peaks = {(_size(result), result["name"]): result["peak_mb"] for result in bench["memory"]}
 
     def cell(result: Result) -> str:
         base = peaks.get((_size(result), BASELINE))
-        if result["peak_mb"] is None:
-            return NOT_MEASURED
-        return integer(round(result["peak_mb"])) + (f" ({result['peak_mb'] / base:.2f})" if base else "")
+        return _mb(result["peak_mb"]) + (f" ({result['peak_mb'] / base:.2f})" if base and result["peak_mb"] else "")
 
     columns, rows = _by_size(bench["memory"], cell)
     note = (
-        "MB (10^6 bytes) at the peak of three warm steps, and over bf16's: parameters, optimizer state, gradients, "
-        "activations and quantized copies. On a CPU, the growth of the resident set plus what lies there between "
-        "steps; on a GPU, what torch has allocated."
+        "MB (10^6 bytes) at the peak of three warm steps, and in brackets over that of bf16: parameters, optimizer "
+        "state, gradients, activations and quantized copies. On a CPU, what is held between steps plus the growth of "
+        "the resident set; on a GPU, what torch has allocated."
     )
     return Table([words("peak MB"), *columns], rows, note)
 
 
 def at_once_table(bench: Result) -> Table:
-    """Runs an hour by how many share the machine."""
+    """Return runs an hour by how many share the machine."""
     note = (
-        f"Runs of `{bench['at_once'][0]['model']}`, trained and diagnosed, so many at a time on this machine, from "
-        "when the first of each process has ended; first: seconds until then."
+        f"Runs of `{bench['at_once'][0]['model']}` that are trained and diagnosed in an hour, several at a time. The "
+        "first run of each process is not counted; first: seconds until the earliest of them ended."
     )
     return _table(
         sorted(bench["at_once"], key=lambda row: row["jobs"]), note, (Column("at a time"), _whole("jobs")),
@@ -114,15 +112,15 @@ def at_once_table(bench: Result) -> Table:
 
 
 def parts_table(bench: Result) -> Table:
-    """What a run of each model size is made of."""
+    """Return the seconds of the parts of a run, by model."""
     names = {
         "step_s": "step, s", "step_p90_s": "step (p90), s", "evaluate_s": "evaluation, s",
         "observe_s": "look inside, s", "setup_s": "set-up, s", "diagnose_s": "diagnosis, s", "first_s": "first run, s",
     }  # fmt: skip
     first = bench["parts_of_runs"][0]
     note = (
-        f"Runs of {first['steps']} steps in {first['format']}, the second of two in one process; first run: with "
-        "compiling. `make estimate` takes its seconds from here."
+        f"Runs of {first['steps']} steps in {first['format']}, the second of two in one process. The first run "
+        "includes compiling. `make estimate` takes its seconds from this table."
     )
     return _table(
         bench["parts_of_runs"], note, (words("model"), _code),
@@ -133,47 +131,45 @@ def parts_table(bench: Result) -> Table:
 
 
 def optimizers_table(bench: Result) -> Table:
-    """Arms: the time of a step over that of torch's fused AdamW, and the memory that a step takes."""
-    first = bench["optimizers"][0]
+    """Return the time of each optimizer's step over that of torch's fused AdamW, and the memory that it takes."""
+    rows, first = bench["optimizers"], bench["optimizers"][0]
     note = (
-        "A step of the optimizer alone, told the norm of the gradients as in training, on the "
-        f"{significant(first['parameters'] / 1e6)} M parameters of `{first['model']}`, weights in {first['format']}, "
-        "over torch's fused AdamW in the same round, median. "
-        "State: the optimizer's tensors; peak: with what a step takes besides, weights and gradients aside."
+        "Time of the optimizer's step alone over that of torch's fused AdamW in the same round, median over rounds. "
+        "The optimizer is told the norm of the gradients, as in training. Weights: the "
+        f"{significant(first['parameters'] / 1e6)} M parameters of `{first['model']}`, in {first['format']}. "
+        "State: the optimizer's tensors. Peak: state and all else that a step takes, without weights and gradients."
     )
-    if counted := any("bytes_m" in row for row in bench["optimizers"]):  # older records have none
+    if has_bytes := any("bytes_m" in row for row in rows):  # older records have none
         note += (
             " B: bytes per parameter, of weights in full precision that products quantize anew (masters), other "
             "weights, gradients, both moments with their scales, other state, and all of these."
         )
-    rules = []  # on a GPU, of arms that kernels step
-    if any("over_rule" in row for row in bench["optimizers"]):
-        note += " Over the rule: over a step as torch compiles it, of arms that kernels of ours step."
-        of_rule: Cell = lambda row: number(row["over_rule"], 2) if "over_rule" in row else NONE  # noqa: E731
-        rules = [(Column("over the rule"), of_rule)]
+    rules = []  # on a GPU, of optimizers that have a kernel
+    if any("over_rule" in row for row in rows):
+        note += " Over the rule: the kernel's time over that of the rule as torch compiles it."
+        rules = [(Column("over the rule"), lambda row: number(row.get("over_rule"), 2))]
     return _table(
-        bench["optimizers"], note, (words("arm"), _strong), (Column("over AdamW"), _number("over_adamw", 2)),
-        (Column("quartiles"), _quartiles("over_adamw")), *rules, (Column("step"), lambda row: _ms(row["step_ms"])),
-        (Column("state MB"), lambda row: integer(round(row["state_mb"]))),
-        (Column("peak MB"), lambda row: NOT_MEASURED if row["peak_mb"] is None else integer(round(row["peak_mb"]))),
-        *((Column(f"{name}, B"), _bytes(f"bytes_{key}")) for name, key in (BYTES if counted else {}).items()),
+        rows, note, (words("arm"), _strong), (Column("over AdamW"), _number("over_adamw", 2)),
+        (Column("quartiles"), _quartiles("over_adamw")), *rules, (Column("step"), _ms),
+        (Column("state MB"), lambda row: _mb(row["state_mb"])), (Column("peak MB"), lambda row: _mb(row["peak_mb"])),
+        *((Column(f"{name}, B"), _bytes(f"bytes_{key}")) for name, key in (BYTES if has_bytes else {}).items()),
     )  # fmt: skip
 
 
 def modes_table(bench: Result) -> Table:
-    """Modes of the compiler: the time of a step over that of the default mode, and which is the fastest."""
+    """Return the time of a step in each mode of the compiler over that of the default mode, and the fastest mode."""
     fastest: dict[str, str] = {}
     for row in sorted(bench["modes"], key=lambda row: row["over_default"]):
         faster = row["over_default_quartiles"][1] < 1
         fastest.setdefault(row["contestant"], row["mode"] if faster else "default")
     note = (
-        "A training step compiled in another mode of `torch.compile`, over the default mode's in the same round, "
-        "median; reduce-overhead takes CUDA graphs. Fastest, by more than the quartiles' spread: "
+        "Time of a training step compiled in another mode of `torch.compile` over that of the default mode in the same "
+        "round, median over rounds; reduce-overhead takes CUDA graphs. Fastest, by more than the quartiles' spread: "
         f"{', '.join(f'{name} in {mode}' for name, mode in fastest.items())}."
     )
     return _table(
         bench["modes"], note, (words("step, mode"), _strong), (Column("over default"), _number("over_default", 2)),
-        (Column("quartiles"), _quartiles("over_default")), (Column("step"), lambda row: _ms(row["step_ms"])),
+        (Column("quartiles"), _quartiles("over_default")), (Column("step"), _ms),
     )  # fmt: skip
 
 
@@ -185,7 +181,7 @@ TABLES: dict[str, Callable[[Result], Table]] = {
 
 
 def _table(results: Iterable[Result], note: str, *columns: tuple[Column, Cell]) -> Table:
-    """Return a table of a row per result, each column with what it shows of one."""
+    """Return a table with a row per result; each column comes with the function that writes its cell."""
     return Table([column for column, _ in columns], [[cell(row) for _, cell in columns] for row in results], note)
 
 
@@ -195,6 +191,14 @@ def _strong(row: Result) -> str:
 
 def _code(row: Result) -> str:
     return f"`{row['name']}`"
+
+
+def _ms(row: Result) -> str:
+    return f"{row['step_ms']:.0f} ms" if row["step_ms"] >= 10 else f"{row['step_ms']:.1f} ms"
+
+
+def _mb(value: float | None) -> str:
+    return NOT_MEASURED if value is None else integer(round(value))
 
 
 def _whole(key: str) -> Cell:
@@ -213,11 +217,11 @@ def _quartiles(key: str) -> Cell:
     return lambda row: " to ".join(f"{end:.2f}" for end in row[f"{key}_quartiles"])
 
 
-def _by_size(results: list[Result], cell: Callable[[Result], str]) -> tuple[list[Column], list[list[str]]]:
-    """Return a column per size and a row per contestant, its name first, ``cell`` saying what it shows."""
-    found = {(result["name"], *_size(result)): cell(result) for result in results}
+def _by_size(results: list[Result], cell: Cell) -> tuple[list[Column], list[list[str]]]:
+    """Return a column per size, and a row per contestant: its name and its cells."""
+    texts = {(result["name"], *_size(result)): cell(result) for result in results}
     names, columns = dict.fromkeys(result["name"] for result in results), sizes(results)
-    rows = [[f"**{name}**", *(found.get((name, *size), NONE) for size in columns)] for name in names]
+    rows = [[f"**{name}**", *(texts.get((name, *size), NONE) for size in columns)] for name in names]
     return [Column(f"{model}, batch {batch}") for model, batch in columns], rows
 
 
@@ -230,7 +234,3 @@ def sizes(results: list[Result]) -> list[tuple[str, int]]:
 
 def _size(result: Result) -> tuple[str, int]:
     return result["model"], result["batch"]
-
-
-def _ms(milliseconds: float) -> str:
-    return f"{milliseconds:.0f} ms" if milliseconds >= 10 else f"{milliseconds:.1f} ms"

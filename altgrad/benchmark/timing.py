@@ -1,4 +1,4 @@
-"""Seconds of calls, several things turn by turn, how one compares with another, and what the machine does at best."""
+"""Seconds of calls, of several things turn by turn, their ratio, and the limits of the machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUNDS = 15
 
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Return how long ``run`` takes, until the device has done what it was given."""
+    """Return how long ``run`` takes, until the device has done its work."""
     _synchronize(device)
     began = time.perf_counter()
     run()
@@ -25,29 +25,26 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
 
 
 def in_turn(runs: Mapping[str, Callable[[], object]], rounds: int, device: torch.device) -> dict[str, list[float]]:
-    """Return the seconds of each of ``runs``, taken once a round in an order by chance: what else the machine does, and
-    the state that others leave the caches in, meets all alike."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
+    """Return the seconds of each of ``runs``, taken once a round in a random order.
+
+    What else the machine does, and the state in which one leaves the caches, so affects all alike.
+    """
+    taken: dict[str, list[float]] = {name: [] for name in runs}
     chance = random.Random(0)
     for _ in range(rounds):
         for name in chance.sample(list(runs), len(runs)):
-            found[name].append(seconds(runs[name], device))
-    return found
+            taken[name].append(seconds(runs[name], device))
+    return taken
 
 
-def ratio(name: str, own: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
-    """Return the median over rounds of ``own`` over ``base``, called ``name``, with quartiles."""
-    low, median, high = statistics.quantiles([a / b for a, b in zip(own, base, strict=True)], n=4)
+def ratio(name: str, times: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
+    """Return the median over rounds of ``times`` over ``base``, called ``name``, with quartiles."""
+    low, median, high = statistics.quantiles([a / b for a, b in zip(times, base, strict=True)], n=4)
     return {name: round(median, 3), f"{name}_quartiles": [round(low, 3), round(high, 3)]}
 
 
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def limits(device: torch.device) -> dict[str, int]:
-    """Return the limits as the record has them."""
+    """Return bytes copied and floating-point operations of matrix products per second, as the record has them."""
     return {
         "copy_bytes_per_s": round(copy_bandwidth(device)),
         "bf16_gemm_operations_per_s": round(gemm_rate(torch.bfloat16, device)),
@@ -63,7 +60,7 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def gemm_rate(dtype: torch.dtype, device: torch.device) -> float:
-    """Return floating-point operations per second of one large matrix product, a multiply-add counted as two."""
+    """Return floating-point operations per second of one large matrix product; a multiply-add counts as two."""
     n, k, m = GEMM[device.type]
     a, b = torch.randn(n, k, device=device).to(dtype), torch.randn(m, k, device=device).to(dtype)
     return 2 * n * k * m / _median_seconds(lambda: a @ b.t(), device)
@@ -72,3 +69,8 @@ def gemm_rate(dtype: torch.dtype, device: torch.device) -> float:
 def _median_seconds(run: Callable[[], object], device: torch.device) -> float:
     taken = [seconds(run, device) for _ in range(ROUNDS + 2)]
     return statistics.median(taken[2:])  # the first ones fill caches and wake threads
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

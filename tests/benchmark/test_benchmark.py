@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from altgrad.benchmark import operands, steps
-from altgrad.benchmark.record import BASELINE
 from altgrad.benchmark.sizes import MINIATURE, ON_CPU, ON_GPU
-from altgrad.benchmark.steps import Step, contestants, matmul_operations, random_tokens
+from altgrad.benchmark.steps import Step, contestants, matmul_operations
+from altgrad.benchmark.tables import BASELINE
 from altgrad.benchmark.timing import gemm_rate
 from altgrad.config import load_params
 from altgrad.model import GPT, GPTConfig, quantize_model
@@ -31,7 +31,7 @@ def uncompiled(monkeypatch: pytest.MonkeyPatch, config: GPTConfig, name: str, ba
     """Return a contestant's step, warm."""
     monkeypatch.setattr(torch, "compile", lambda model, **_: model)
     entry = next(entry for entry in contestants(CPU) if entry.name == name)
-    step = Step(config, entry, random_tokens(config, batch, CPU), CPU)
+    step = Step(config, entry, batch, CPU)
     step()
     step()
     return step

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 import torch
 
-from altgrad.benchmark import compiled, needs, operands, runs
-from altgrad.benchmark.pages import gpu_sentence, machine_blocks
+import altgrad.benchmark as needs
+from altgrad.benchmark import operands, runs, steps
+from altgrad.benchmark.records import gpu_sentence, machine_blocks
 from altgrad.benchmark.session import Item, Session
 from altgrad.benchmark.sizes import ON_GPU
 from altgrad.common.files import write_json
@@ -116,7 +117,7 @@ def test_runs_an_hour_are_those_that_were_trained_and_diagnosed_in_it(jobs, monk
 
 def test_a_step_that_could_not_be_compiled_beforehand_says_why(tmp_path):
     config = GPTConfig(vocab_size=64, layers=1, width=16, heads=2, context=8)
-    found = compiled.compile_all(["no such", "nor this"], config, 2, tmp_path, 2)
+    found = steps.compile_all(["no such", "nor this"], config, 2, tmp_path, 2)
     assert found == {name: f"KeyError: '{name}'" for name in ("no such", "nor this")}
 
 
@@ -221,7 +222,7 @@ def test_without_a_gpu_or_a_package_it_says_so_before_it_starts(monkeypatch):
 def test_what_it_needs_is_all_that_it_imports():
     """Oracle: the modules that a process has loaded after the imports of the list, which others cannot be without."""
     code = (
-        "import sys; before = set(sys.modules); import altgrad.benchmark.session, altgrad.benchmark.pages; "
+        "import sys; before = set(sys.modules); import altgrad.benchmark.session; "
         "import altgrad.training.run, altgrad.diagnostics; "
         "print(*{name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))"
     )

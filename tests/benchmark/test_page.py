@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from altgrad.benchmark.pages import NOT_MEASURED, machine_blocks, write_pages
-from altgrad.benchmark.record import Record, load_benches
+from altgrad.benchmark.records import NOT_MEASURED, Record, load_benches, machine_blocks, write_pages
 from altgrad.benchmark.tables import as_text, sizes
 from altgrad.common.files import read_json, write_json
 from altgrad.reporting.markdown import Table
@@ -96,7 +95,7 @@ def test_a_result_measured_again_replaces_itself_alone_and_a_session_without_any
     first.put("steps", [step(8, "bf16")])
     second = session("second")
     second.put("steps", [step(16, "bf16")])
-    second.put_limits({"copy_bytes_per_s": 2})
+    second.put("limits", [{"copy_bytes_per_s": 2}])
     found = read_json(tmp_path / "machine.json")
     rows = [(result["batch"], result["name"], result["session"]) for result in found["steps"]]
     assert rows == [(16, "E7M0", "1"), (8, "bf16", "1"), (16, "bf16", "2")]
