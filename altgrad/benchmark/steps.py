@@ -32,7 +32,6 @@ from altgrad.config.recipe import TORCHAO_RECIPES, Rule
 from altgrad.config.tensor_recipe import BLOCK_FORMATS
 from altgrad.model import GPT, GPTConfig, Recipe, linear_layers, quantize_model
 from altgrad.model.hardware import has_products, select_device
-from altgrad.model.quantized.native import has_products
 from altgrad.optim import Arm, build_optimizer
 from altgrad.training import machine
 from altgrad.training.graphs import compile_model
