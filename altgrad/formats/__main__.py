@@ -7,9 +7,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from altgrad.common.console import called, while_read
-from altgrad.formats.card import card, overview, plot
+from altgrad.formats.format import Format
 from altgrad.formats.registry import UnknownFormatError, format_names, get_format
+
+_COLUMNS = 6
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,6 +38,101 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plot(formats[0], options.plot)
         print(f"\ndrawn in {options.plot}")
     return 0
+
+
+def overview(formats: list[Format]) -> str:
+    """Return a table with one line per format."""
+    rows = [("format", "bits", "specials", "bias", "max", "min normal", "smallest", "binades", "values")]
+    for fmt in formats:
+        binades = fmt.emax - int(np.floor(np.log2(fmt.smallest))) + 1
+        ends = _number(fmt.max), "-" if fmt.min_normal is None else _number(fmt.min_normal), _number(fmt.smallest)
+        rows.append((fmt.name, str(fmt.bits), fmt.specials, str(fmt.bias), *ends, str(binades), str(len(fmt.values))))
+    return _table(rows)
+
+
+def card(fmt: Format) -> str:
+    """Return range, special codes, spacing per binade and, up to 8 bits, each code with its value."""
+    sections = [str(fmt), _facts(fmt), _spacing(fmt)]
+    if fmt.bits <= 8:
+        sections.append(_codes(fmt))
+    return "\n\n".join(sections)
+
+
+def plot(fmt: Format, path: Path) -> None:
+    """Draw the values as a number line, and the spacing against magnitude, into an image of the type of ``path``."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (line, spacing) = pyplot.subplots(2, 1, figsize=(8, 4.5), height_ratios=(1, 3), layout="constrained")
+    line.vlines(fmt.values, 0, 1, color="#1f4e79", linewidth=0.6)
+    line.set(yticks=[], xlabel="value", title=str(fmt))
+    line.spines[["left", "right", "top"]].set_visible(False)
+
+    positive = fmt.magnitudes[fmt.magnitudes > 0]
+    steps = np.append(np.diff(positive), np.nan)
+    spacing.step(positive, steps, where="post", color="#1f4e79", label="spacing to the next value")
+    spacing.step(positive, steps / positive / 2, where="post", color="#c55a11", label="half of it, relative to value")
+    spacing.set_xscale("log", base=2)
+    spacing.set_yscale("log", base=2)
+    spacing.set(xlabel="magnitude")
+    spacing.legend(frameon=False)
+    spacing.grid(alpha=0.3)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def _facts(fmt: Format) -> str:
+    lowest = fmt.values[0]
+    facts = [
+        ("largest, smallest", f"{_number(fmt.max)}, {_number(lowest)}"),
+        ("smallest normal", "none" if fmt.min_normal is None else _number(fmt.min_normal)),
+        ("smallest subnormal", "none" if fmt.min_subnormal is None else _number(fmt.min_subnormal)),
+        ("distinct finite values", str(len(fmt.values))),
+        ("scaling target", _number(fmt.scale_target)),
+        ("infinity", _code(fmt.inf_code, fmt)),
+        ("NaN", _code(fmt.nan_code, fmt)),
+        ("negative zero", _code(fmt.sign_code if fmt.has_negative_zero else None, fmt)),
+    ]
+    return "\n".join(f"{name:<24}{value}" for name, value in facts)
+
+
+def _spacing(fmt: Format) -> str:
+    """Return a table of the spacing per binade; subnormals are counted with the first binade."""
+    magnitudes = fmt.magnitudes
+    exponents = np.maximum(np.floor(np.log2(np.maximum(magnitudes, fmt.smallest))).astype(int), fmt.emin)
+    rows = [("from", "to", "spacing", "values")]
+    for exponent in np.unique(exponents):
+        binade = magnitudes[exponents == exponent]
+        spacing = _number(2.0 ** int(exponent - fmt.mantissa_bits))
+        rows.append((_number(binade[0]), _number(binade[-1]), spacing, str(len(binade))))
+    return _table(rows)
+
+
+def _codes(fmt: Format) -> str:
+    cells = [f"{_code(code, fmt)} {_number(value):<14}" for code, value in enumerate(fmt.code_values)]
+    height = -(-len(cells) // _COLUMNS)
+    rows = ["".join(cells[row::height]).rstrip() for row in range(height)]
+    return "\n".join(rows)
+
+
+def _code(code: int | None, fmt: Format) -> str:
+    return "none" if code is None else f"0x{code:0{-(-fmt.bits // 4)}X}"
+
+
+def _number(value: float) -> str:
+    """Return very small and large powers of two as such, other numbers in up to seven digits."""
+    significand, exponent = np.frexp(value)
+    if abs(significand) == 0.5 and not -11 < exponent < 18:
+        return f"{'-' if value < 0 else ''}2^{exponent - 1}"
+    return f"{value:.7g}"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
-"""Say what a scale that is a power of two cuts off the right token's gradient in batches of so many tokens.
+"""Say how much of the right token's gradient a power-of-two scale clamps, for a given number of tokens per batch.
 
 The gradient of the mean cross-entropy over T tokens at the right token's logit is ``(p - 1) / T``, with p the model's
-probability of that token. It is the largest element of its block. Its scale by the rule ``floor``, that of OCP MX v1.0,
-brings it to ``m 2^emax``, m from 1 to 2 its significand, and the format ends at ``t 2^emax``: t is 1.75 in E4M3, E5M2
-and E3M2, 1.875 in E2M3, 1.5 in E2M1. What is beyond, ``1 - t / m`` of it, is clamped. Let T be ``r 2^n``, r in [1, 2).
-While p is small m is ``2 (1 - p) / r``, so that batches of r below ``2 / t`` are clamped, by up to ``1 - r t / 2``: in
-E4M3 by an eighth at r = 1, and by nothing from r = 1.143 on. T counts all tokens that a backward pass divides by:
-those of all micro-batches where each loss is divided by their number, and those of one process where gradients are
-averaged afterwards.
+probability of that token. It is the largest element of its block. The scale by the rule ``floor`` of OCP MX v1.0 brings
+it to ``m 2^emax``, with m its significand in [1, 2), and the format ends at ``t 2^emax``: t is 1.75 in E4M3, E5M2 and
+E3M2, 1.875 in E2M3, 1.5 in E2M1. The share ``1 - t / m`` beyond that is clamped. Let T be ``r 2^n``, r in [1, 2). While
+p is small, m is ``2 (1 - p) / r``. So batches with r below ``2 / t`` are clamped, by up to ``1 - r t / 2``: in E4M3 by
+an eighth at r = 1, and by nothing from r = 1.143 on. T counts all tokens that a backward pass divides by: those of all
+micro-batches if each loss is divided by their number, and those of one process if gradients are averaged afterwards.
 
-bfloat16 has 8 significant bits, so that 1 - p is 1 for p below 2^-9. Then the gradient of a batch of 2^n tokens is a
-power of two, which no rule clamps.
+bfloat16 has 8 significant bits, so 1 - p is 1 for p below 2^-9. Then the gradient of a batch of 2^n tokens is a power
+of two, which no rule clamps.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ def right_token(tokens: int, p: float, *, label: float = 1.0, bf16: bool = False
     """Return the magnitude of the gradient at the right token's logit, exactly.
 
     Args:
-        tokens: that the mean loss is over.
+        tokens: number of tokens that the loss is the mean of.
         p: the model's probability of the right token.
-        label: what the loss wants p to be: ``1 - e + e / V`` with labels smoothed by e over V tokens. With a factor of
-            the loss, p and label are each multiplied by it.
-        bf16: round it to bfloat16, as the gradient of logits in bfloat16 is.
+        label: the p that the loss aims at: ``1 - e + e / V`` with labels smoothed by e over V tokens. If the loss has a
+            factor, p and label are each multiplied by it.
+        bf16: round the result to bfloat16, as the gradient of bfloat16 logits is.
     """
     size = abs(Fraction(label) - Fraction(p)) / tokens
     if not bf16 or not size:
@@ -54,12 +53,12 @@ def significand(x: Fraction) -> Fraction:
 
 
 def cut_off(amax: Fraction, fmt: str | Format, rule: str) -> Fraction:
-    """Return the share of a block's largest magnitude that its own scale, a power of two by ``rule``, clamps.
+    """Return the share of a block's largest magnitude that is clamped under its own power-of-two scale.
 
     Args:
         amax: the magnitude, 0 or more.
-        fmt: of the elements.
-        rule: one of `RULES`; :func:`altgrad.numerics.compute_scale` says what they are.
+        fmt: format of the elements.
+        rule: rule of the scale, one of `RULES`: see :func:`altgrad.numerics.compute_scale`.
 
     Raises:
         ValueError: an unknown rule or format.
@@ -83,7 +82,7 @@ def _top_binade(fmt: Format) -> Fraction:
 
 
 def unclamped(tokens: int, fmt: str | Format, label: float = 1.0) -> tuple[int, int]:
-    """Return the fewest and the most tokens, near ``tokens``, of which floor clamps nothing while p is small."""
+    """Return the fewest and the most tokens, near ``tokens``, for which floor clamps nothing while p is small."""
     fmt = get_format(fmt)
     power = tokens / significand(tokens / Fraction(label))  # label times a power of two, at most tokens
     return math.ceil(2 * power * _top_binade(fmt) / Fraction(fmt.max)), math.ceil(2 * power) - 1
@@ -109,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def table(tokens: int, fmt: Format, label: float = 1.0) -> str:
-    """Return what `main` prints; ``label`` is that of `right_token`."""
+    """Return the text that `main` prints; ``label`` as in `right_token`."""
     rows = [("rule", "gradients", *(f"p={p:g}" for p in SHOWN))]
     for rule in RULES[:2]:
         for dtype in ("float32", "bf16"):

@@ -1,8 +1,8 @@
-"""Codebooks: the numbers that the codes of up to 16 bits stand for, of a format or of a quantization map.
+"""Codebooks: the values of the codes of a format, or of a quantization map, as tables.
 
-A map is no floating-point format but a table. Those here are of optimizer states: the dynamic maps of 8 bits
-(Dettmers et al. 2021, arXiv:2110.02861, section 2.1; bitsandbytes' and torchao's ``create_dynamic_map``) and torchao's
-of 4 bits (Li et al. 2023, arXiv:2309.01507). Their largest value is 1.
+A map is no floating-point format but a table. The maps here are for optimizer states: the dynamic maps of 8 bits
+(Dettmers et al. 2021, arXiv:2110.02861, section 2.1; ``create_dynamic_map`` of bitsandbytes and torchao) and torchao's
+maps of 4 bits (Li et al. 2023, arXiv:2309.01507). Their largest value is 1.
 """
 
 from __future__ import annotations
@@ -13,27 +13,26 @@ from itertools import pairwise
 
 import numpy as np
 
-from altgrad.common.errors import did_you_mean, near_matches
 from altgrad.formats.format import Format
-from altgrad.formats.registry import UnknownFormatError, get_format
+from altgrad.formats.registry import get_format
 
-#: Beyond this no float32 scale of a small tensor would be a normal number.
+#: Beyond this the float32 scale of a small tensor would not be a normal number.
 LARGEST = 2.0**64
 
 
 @dataclass(frozen=True, eq=False)
 class Codebook:
-    """What the codes of a format or a map stand for.
+    """The values of the codes of a format or a map.
 
     Attributes:
-        name: of the format or the map.
+        name: name of the format or the map.
         bits: width of a code.
-        values: of codes 0, 1, ..., ascending: float32, (n,). Magnitudes if there is a sign's bit.
+        values: values of codes 0, 1, ..., ascending: float32, (n,). Magnitudes if codes have a sign bit.
         thresholds: the smallest number that is rounded to code 1, 2, ...: float32, (n - 1,). A format's ties go to the
-            even code, a map's to the larger value, of differences in float32 as torchao takes them.
-        sign_code: the sign's bit of a code; 0 without one.
-        negative_zero: whether the sign's bit alone is a zero.
-        fmt: the format; None of a map.
+            even code, a map's to the larger value, with differences in float32 as in torchao.
+        sign_code: the sign bit of a code; 0 without one.
+        negative_zero: whether the sign bit alone is a zero.
+        fmt: the format; None for a map.
     """
 
     name: str
@@ -51,7 +50,7 @@ class Codebook:
 
     @property
     def largest(self) -> float:
-        """What scaling brings the largest magnitude to."""
+        """The magnitude that scaling brings the largest element to."""
         return min(float(self.values[-1]), LARGEST)
 
     @property
@@ -82,16 +81,9 @@ def codebook(name: str | Format) -> Codebook:
         UnknownFormatError: neither a map nor a format has this name.
         ValueError: not all values of the format are float32.
     """
-    return _of_map(name) if isinstance(name, str) and name in _MAPS else _of_format(_format(name))
-
-
-def _format(name: str | Format) -> Format:
-    try:
-        return get_format(name)
-    except UnknownFormatError as error:
-        if not near_matches(name, _MAPS):
-            raise
-        raise UnknownFormatError(f"unknown map {name!r}{did_you_mean(name, _MAPS)}") from error
+    if isinstance(name, str) and name in _MAPS:
+        return _of_map(name)
+    return _of_format(get_format(name, also=map_names()))
 
 
 @cache
@@ -127,11 +119,11 @@ def _first_up(below: np.float32, above: np.float32) -> np.float32:
 
 
 def _dynamic(signed: bool, exponents: int, bits: int) -> list[float]:
-    """Return a map of ``exponents`` decades; each has twice as many steps as the one below it."""
+    """Return the values of a map of ``exponents`` decades, each with twice as many steps as the one below it."""
     lowest, values = bits - 1 - exponents, [0.0, 1.0]
     steps = [1 << (i + lowest + (0 if signed else 1)) for i in range(exponents)]
     decades = [(10 ** (i + 1 - exponents), count) for i, count in enumerate(steps)]
-    if lowest:  # what the bits leave over goes to the top decade
+    if lowest:  # the remaining codes go to the top decade
         decades.append((1, (1 << lowest) - 1))
     for decade, count in decades:
         means = (np.float32(decade) * _means(count)).tolist()
@@ -140,7 +132,7 @@ def _dynamic(signed: bool, exponents: int, bits: int) -> list[float]:
 
 
 def _means(count: int) -> np.ndarray:
-    """Return the middles of so many steps from 0.1 to 1, in float32 as torch.linspace takes them, from both ends."""
+    """Return the middles of ``count`` steps from 0.1 to 1, in float32, from both ends as torch.linspace does."""
     low, high, places = np.float32(0.1), np.float32(1), np.arange(count + 1)
     step = np.float64((high - low) / np.float32(count))  # so that a product and a sum are rounded once, as by an FMA
     edges = np.where(places < (count + 1) // 2, low + step * places, high - step * (count - places)).astype(np.float32)

@@ -1,18 +1,17 @@
 """What a small floating-point format is.
 
-A format is a sign, ``E`` exponent bits and ``M`` mantissa bits, an exponent bias, and a rule for
-what its top codes mean. Those five facts are the fields of `Format`; its range, its spacing, its
-values and its codes all follow from them and are derived here, exactly (every number below is a
-small integer times a power of two, which float64 holds).
+A format is a sign, ``E`` exponent bits and ``M`` mantissa bits, an exponent bias, and a rule for the meaning of its top
+codes. Those five facts are the fields of `Format`. Range, spacing, values and codes follow from them and are derived
+here, exactly: every number below is a small integer times a power of two, which float64 holds.
 
-Exponent field 0 holds the subnormals, ``m / 2^M * 2^emin`` with ``emin = 1 - bias``; a field
-``e >= 1`` holds ``(1 + m / 2^M) * 2^(e - bias)``. Three corners of that definition are worth naming:
+Exponent field 0 holds the subnormals, ``m / 2^M * 2^emin`` with ``emin = 1 - bias``; a field ``e >= 1`` holds
+``(1 + m / 2^M) * 2^(e - bias)``. Three corner cases of that definition:
 
-- ``E = 0`` has no exponent field, so every value is subnormal: a uniform quantization grid. Its bias is 1 by
-  convention, which puts ``emin`` at 0 and the values at ``m / 2^M``, below one.
+- ``E = 0`` has no exponent field, so every value is subnormal: the values are uniform. The bias is 1 by convention,
+  which puts ``emin`` at 0 and the values at ``m / 2^M``, below one.
 - ``M = 0`` has no subnormals: a magnitude is zero or a power of two.
-- An unsigned format has no negative numbers, and the sign's bit for something else. Without mantissa it is
-  a scale format (OCP E8M0) and has no zero: field 0 is an ordinary exponent and ``emin = -bias``.
+- An unsigned format has no negative numbers, and one more bit for exponent or mantissa. Without mantissa it is a scale
+  format (OCP E8M0) and has no zero: field 0 is an ordinary exponent and ``emin = -bias``.
 
 ``specials`` names the five rules for the top codes that hardware and standards use:
 
@@ -26,8 +25,7 @@ fnuz      only "negative zero" is NaN; bias one higher than IEEE's       E4M3FNU
 p3109     as fnuz, and the top code of either sign is infinity           P3109 extended
 ========  =============================================================  ==========================
 
-IEEE P3109 comes in an extended and a finite domain. The finite one codes its values exactly as
-``fnuz`` does, bias included, so it needs no rule of its own.
+IEEE P3109 has an extended and a finite domain. The finite one codes its values as ``fnuz`` does, bias included.
 """
 
 from __future__ import annotations
@@ -40,11 +38,10 @@ import numpy as np
 
 SPECIALS = ("finite", "fn", "ieee", "fnuz", "p3109")
 MAX_BITS = 16
-SCALE_FORMATS = ("float32", "E8M0")  # of a scale that stands under no other one
+SCALE_FORMATS = ("float32", "E8M0")  # of scales that are not under a scale of the tensor
 
-# Two operands scaled to the top of E6M1 or E7M0 would overflow the float32 accumulator of their
-# matrix product, so a tensor's amax is scaled to 2^16 at most. Of the formats of up to 8 bits no other reaches
-# beyond it: E5M2 ends at 57344, to which FP8 training brings its gradients.
+# Two operands scaled to the top of E6M1 or E7M0 would overflow the float32 accumulator of their matrix product, so a
+# tensor's amax is scaled to 2^16 at most. No other format of up to 8 bits reaches beyond that: E5M2 ends at 57344.
 TARGET_CAP = 2.0**16
 FLOAT32_MANTISSA = 23
 # The lowest binade in which 2^-24 of a value is a normal float32, which no rounding mode flushes to zero.
@@ -69,11 +66,11 @@ class Format:
     """A floating-point format of at most 16 bits.
 
     Args:
-        name: what reports and messages call it.
+        name: name in reports and messages.
         exponent_bits: E, at least 0.
         mantissa_bits: M, at least 0.
         bias: exponent bias; None takes `default_bias`.
-        specials: what the top codes mean, one of `SPECIALS`.
+        specials: meaning of the top codes, one of `SPECIALS`.
         signed: False for a format without negative numbers (finite or fn), and without zero if M = 0.
 
     Raises:
@@ -136,12 +133,12 @@ class Format:
 
     @property
     def _top_magnitude(self) -> int:
-        """The all-ones magnitude."""
+        """Magnitude code of all ones."""
         return (1 << (self.exponent_bits + self.mantissa_bits)) - 1
 
     @property
     def max_code(self) -> int:
-        """Code of the largest finite value. Codes 0..max_code are the magnitudes in order."""
+        """Code of the largest finite value. Codes 0 to max_code are the magnitudes in order."""
         if self.specials == "ieee":
             return ((1 << self.exponent_bits) - 1 << self.mantissa_bits) - 1
         return self._top_magnitude - (self.specials in ("fn", "p3109"))
@@ -274,7 +271,7 @@ class Format:
 
     @property
     def significant_bits(self) -> int:
-        """Of a value's significand, the implicit bit included."""
+        """Bits of a value's significand, the implicit bit included."""
         return min(self.mantissa_bits + 1, self.max_code.bit_length())
 
     def fits(self, precision: int, lowest: int, highest: int, *, scales: Format | None = None) -> bool:
@@ -298,9 +295,8 @@ class Format:
     def rounds_in_float32(self) -> bool:
         """Whether `altgrad.numerics.round_to_grid`, which computes in float32, is exact for the format.
 
-        It must be signed, its normal values must begin at 2^-102 or above, and 2^25 spacings of its top
-        binade must not overflow. That is so for every signed format whose exponent has at most 7 bits and
-        the usual bias.
+        It must be signed, its normal values must begin at 2^-102 or above, and 2^25 spacings of its top binade must not
+        overflow. That holds for every signed format whose exponent has at most 7 bits and the usual bias.
         """
         top_spacing = self.emax - self.mantissa_bits
         return self.signed and self.emin >= _LOWEST_EXPONENT and top_spacing + FLOAT32_MANTISSA + 2 <= 127

@@ -1,9 +1,8 @@
 """Formats by name.
 
-A name is looked up among the registered formats first and then read as ``E<e>M<m>``, optionally
-followed by ``FN``, ``IEEE`` or ``FNUZ`` for its special codes; without a suffix every code is a
-number. ``UE<e>M<m>`` is unsigned, as NVIDIA writes it (UE4M3, UE8M0). Names are case-sensitive: the
-bench calls its unquantized baseline ``bf16``, and that word must never silently mean the format BF16.
+A name is looked up among the registered formats first and then read as ``E<e>M<m>``, optionally followed by ``FN``,
+``IEEE`` or ``FNUZ`` for its special codes; without a suffix every code is a number. ``UE<e>M<m>`` is unsigned, as
+NVIDIA writes it (UE4M3, UE8M0). Names are case-sensitive: ``bf16`` is the unquantized baseline, not the format BF16.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class UnknownFormatError(ValueError):
 
 
 def _p3109(precision: int, domain: str) -> Format:
-    """IEEE P3109 binary8p<precision>, signed; ``domain`` e is extended (has infinities), f finite."""
+    """Return IEEE P3109 binary8p<precision>, signed; ``domain`` is e (extended, with infinities) or f (finite)."""
     specials = "p3109" if domain == "e" else "fnuz"
     return Format(f"binary8p{precision}{domain}", 8 - precision, precision - 1, specials=specials)
 
@@ -59,12 +58,14 @@ _ALIASES = {
 
 
 def format_names() -> tuple[str, ...]:
-    """Return the registered names, aliases left out. Any other ``ExMy`` of up to 16 bits works too."""
+    """Return the registered names without aliases. `get_format` also takes any other ``ExMy`` of up to 16 bits."""
     return tuple(_BY_NAME)
 
 
-def get_format(name: str | Format) -> Format:
+def get_format(name: str | Format, *, also: tuple[str, ...] = ()) -> Format:
     """Return the format called ``name``; a `Format` is returned as it is.
+
+    ``also``: other names that the caller takes, for the near matches of an unknown one.
 
     Raises:
         UnknownFormatError: no such format; the message lists near matches.
@@ -75,16 +76,16 @@ def get_format(name: str | Format) -> Format:
     if not isinstance(name, str):
         raise TypeError(f"name: expected a format name or a Format, got {type(name).__name__}")
     registered = _BY_NAME.get(_ALIASES.get(name, name))
-    return registered if registered is not None else _parse(name)
+    return registered if registered is not None else _parse(name, also)
 
 
 @cache
-def _parse(name: str) -> Format:
+def _parse(name: str, also: tuple[str, ...]) -> Format:
     parsed = _SPLIT_NAME.fullmatch(name)
     if parsed is None:
         splits = f"E<exponent bits>M<mantissa bits> of up to {MAX_BITS} bits"
         listed = f"; known are those that `python -m altgrad.formats` lists, and {splits}"
-        raise UnknownFormatError(f"unknown format {name!r}{did_you_mean(name, (*_BY_NAME, *_ALIASES), listed)}")
+        raise UnknownFormatError(f"unknown format {name!r}{did_you_mean(name, (*_BY_NAME, *_ALIASES, *also), listed)}")
     signed, exponent_bits, mantissa_bits = not parsed[1], int(parsed[2]), int(parsed[3])
     width = int(signed) + exponent_bits + mantissa_bits
     if width > MAX_BITS:

@@ -76,6 +76,17 @@ def find_amax(
 
 
 @triton.jit
+def tile(rows, columns, high, wide, H: tl.constexpr, G: tl.constexpr, W: tl.constexpr):
+    """Return where this program's tile is: its place along both dimensions; row, group, column; what is inside."""
+    across = tl.cdiv(columns, G * wide)
+    strip, part = (tl.program_id(0) // across).to(tl.int64), (tl.program_id(0) % across).to(tl.int64)
+    h, g, w = tl.arange(0, H)[:, None, None], tl.arange(0, G)[None, :, None], tl.arange(0, W)[None, None, :]
+    group = part * G + g
+    row, column = strip * high + h, group * wide + w
+    return strip, part, row, group, column, (h < high) & (row < rows) & (w < wide) & (column < columns)
+
+
+@triton.jit
 def loaded(x, row, column, row_stride, column_stride, inside, there, signs, LOG: tl.constexpr):
     """Return the elements of a tile (H, G, W) as float32, rotated."""
     values = load(x + row * row_stride + column * column_stride, inside & (row < there))
@@ -116,11 +127,7 @@ def round_at_amax(
 
     amaxes: from `find_amax`, int32. scales: where the scales go.
     """
-    across = tl.cdiv(columns, G)
-    strip, part = tl.program_id(0) // across, tl.program_id(0) % across
-    row = strip.to(tl.int64) * H + tl.arange(0, H)[:, None, None]
-    column = part.to(tl.int64) * G + tl.arange(0, G)[None, :, None]
-    inside = (row < rows) & (column < columns)
+    strip, part, row, _, column, inside = tile(rows, columns, H, 1, H, G, 1)
     values = loaded(x, row, column, row_stride, column_stride, inside, there, signs, LOG)
 
     # Index of the scale, how many there are, and which program along the other dimension this is.
@@ -136,7 +143,7 @@ def round_at_amax(
     factor = scale_of(largest, tl.load(grid + TARGET).to(tl.float64), grid, RULE)
     if beside == 0:
         tl.store(scales + at, factor, mask=at < count)
-    found = rounded(values * factor, grid, stream, first + row * columns, column, part.to(tl.int64) * G, DRAWS, ALIGNED)
+    found = rounded(values * factor, grid, stream, first + row * columns, column, part * G, DRAWS, ALIGNED)
     store(y + row * y_row_stride + column * y_column_stride, found, inside, grid, True)
 
 
@@ -151,12 +158,7 @@ def round_groups(
 
     KEEPS: the scales stay on, and go to ``scales``; otherwise they are divided off again. ``known`` is of rows.
     """
-    across = tl.cdiv(columns, G * wide)
-    strip, part = tl.program_id(0) // across, tl.program_id(0) % across
-    h, g, w = tl.arange(0, H)[:, None, None], tl.arange(0, G)[None, :, None], tl.arange(0, W)[None, None, :]
-    group = part.to(tl.int64) * G + g
-    row, column = strip.to(tl.int64) * high + h, group * wide + w
-    inside = (h < high) & (row < rows) & (w < wide) & (column < columns)
+    strip, part, row, group, column, inside = tile(rows, columns, high, wide, H, G, W)
     values = loaded(x, row, column, row_stride, column_stride, inside, there, signs, LOG)
 
     largest = amax_of_groups(values)
@@ -164,12 +166,10 @@ def round_groups(
         remembered = tl.load(known + row * known_step, mask=row < rows, other=0.0)
         largest = tl.where(remembered > 0, remembered, largest)
     factor = scale_of(largest, tl.load(grid + TARGET).to(tl.float64), grid, RULE)
-    found = rounded(
-        values * factor, grid, stream, first + row * columns, column, part.to(tl.int64) * (G * wide), DRAWS, ALIGNED
-    )
+    found = rounded(values * factor, grid, stream, first + row * columns, column, part * (G * wide), DRAWS, ALIGNED)
     if KEEPS:
         groups = tl.cdiv(columns, wide)
-        tl.store(scales + strip.to(tl.int64) * groups + group, factor, mask=group < groups)
+        tl.store(scales + strip * groups + group, factor, mask=group < groups)
     elif RULE == FLOAT32:
         found = (found.to(tl.float64) / factor.to(tl.float64)).to(tl.float32)
     else:
@@ -189,12 +189,7 @@ def round_two_level(
     amax: of all elements, from `find_amax`. PAIRS: the dimension along which two codes of E2M1 share a byte of y, and
     the codes of the groups' scales go to ``blocks``; -1: y has values.
     """
-    across = tl.cdiv(columns, G * wide)
-    strip, part = tl.program_id(0) // across, tl.program_id(0) % across
-    h, g, w = tl.arange(0, H)[:, None, None], tl.arange(0, G)[None, :, None], tl.arange(0, W)[None, None, :]
-    group = part.to(tl.int64) * G + g
-    row, column = strip.to(tl.int64) * high + h, group * wide + w
-    inside = (h < high) & (row < rows) & (w < wide) & (column < columns)
+    strip, part, row, group, column, inside = tile(rows, columns, high, wide, H, G, W)
     values = loaded(x, row, column, row_stride, column_stride, inside, there, signs, LOG)
 
     target, of_all = tl.load(grid + TARGET).to(tl.float64), number(tl.load(amax))
@@ -211,13 +206,13 @@ def round_two_level(
         tl.store(scale, whole)
     found = rounded(
         values * factor_of(whole, back), grid, stream, first + row * columns, column,
-        part.to(tl.int64) * (G * wide), DRAWS, ALIGNED,
+        part * (G * wide), DRAWS, ALIGNED,
     )  # fmt: skip
     if PAIRS >= 0:
         groups, codes = tl.cdiv(columns, wide), tl.where(back != back, 0x7F, float8(back, grid + SIZE))
-        tl.store(blocks + strip.to(tl.int64) * groups + group, codes.to(tl.uint8), mask=group < groups)
+        tl.store(blocks + strip * groups + group, codes.to(tl.uint8), mask=group < groups)
         if PAIRS == 0:
-            row, inside = strip.to(tl.int64) * (H // 2) + tl.arange(0, H // 2)[:, None, None], column < columns
+            row, inside = strip * (H // 2) + tl.arange(0, H // 2)[:, None, None], column < columns
         else:
             column = group * (W // 2) + tl.arange(0, W // 2)[None, None, :]
             inside = (row < rows) & (column < tl.cdiv(columns, W) * (W // 2))

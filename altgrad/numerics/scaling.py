@@ -250,19 +250,6 @@ def scaling_amax(remembered: Tensor | None, own: Tensor) -> Tensor:
     return own if remembered is None else torch.where((remembered > 0) & own.isfinite(), remembered, own)
 
 
-def scale_from_history(
-    history: Tensor,
-    target: str | Format | float,
-    *,
-    method: str = "max",
-    scale_format: str = "float32",
-    scale_rounding: str = "rceil",
-) -> Tensor:
-    """Return `compute_scale` of `amax_from_history`: delayed scaling."""
-    remembered = amax_from_history(history, method)
-    return compute_scale(remembered, target, scale_format=scale_format, scale_rounding=scale_rounding)
-
-
 def encode_mx_scale(scale: Tensor) -> Tensor:
     """Return the E8M0 code of the shared scale that an MX block stores, which is ``1 / scale``.
 

@@ -94,7 +94,7 @@ def test_every_code_decodes_as_in_ml_dtypes(name):
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=name_of)
-def test_values_are_the_distinct_finite_codes_in_order(fmt):
+def test_values_are_the_distinct_finite_codes_in_order_and_cannot_be_written_to(fmt):
     finite = fmt.code_values[np.isfinite(fmt.code_values)]
     np.testing.assert_array_equal(fmt.values, np.unique(finite))
     assert fmt.max == fmt.values[-1]
@@ -104,31 +104,19 @@ def test_values_are_the_distinct_finite_codes_in_order(fmt):
     assert np.isnan(fmt.code_values).any() == fmt.has_nan
     assert fmt.nan_code is None or np.isnan(fmt.code_values[fmt.nan_code])
     assert fmt.inf_code is None or fmt.code_values[fmt.inf_code] == np.inf
-
-
-def test_uniform_formats_are_equal_up_to_a_power_of_two():
-    np.testing.assert_array_equal(get_format("E1M6").values, 4 * get_format("E0M7").values)
-
-
-def test_p3109_finite_is_coded_as_fnuz():
-    np.testing.assert_array_equal(get_format("binary8p4f").code_values, get_format("E4M3FNUZ").code_values)
-    np.testing.assert_array_equal(get_format("binary8p3f").code_values, get_format("E5M2FNUZ").code_values)
+    for table in (fmt.values, fmt.magnitudes, fmt.code_values):
+        assert not table.flags.writeable
 
 
 @pytest.mark.parametrize(
     ("alias", "name"),
-    [("E4M3FN", "E4M3"), ("E5M10", "FP16"), ("E8M7", "BF16"), ("binary8p1", "binary8p1e"), ("E5M2IEEE", "E5M2IEEE")],
-)
-def test_aliases_name_the_same_format(alias, name):
-    assert get_format(alias).name == name
-    assert get_format(get_format(alias)) is get_format(alias)
-
-
-@pytest.mark.parametrize("name", ["E6M9", "E3M12", "E9M6", "E0M1", "E7M8IEEE"])
-def test_any_split_of_up_to_16_bits_is_found_by_name(name):
-    fmt = get_format(name)
-    assert fmt.name == name
-    assert f"E{fmt.exponent_bits}M{fmt.mantissa_bits}" in name
+    [("E4M3FN", "E4M3"), ("E5M10", "FP16"), ("E8M7", "BF16"), ("binary8p1", "binary8p1e"),
+     *((name, name) for name in ("E5M2IEEE", "E6M9", "E3M12", "E9M6", "E0M1", "E7M8IEEE"))],
+)  # fmt: skip
+def test_a_name_is_an_alias_or_any_split_of_up_to_16_bits(alias, name):
+    fmt = get_format(alias)
+    assert fmt.name == name and get_format(fmt) is fmt
+    assert f"E{fmt.exponent_bits}M{fmt.mantissa_bits}" in name or alias != name
 
 
 @pytest.mark.parametrize(
@@ -153,11 +141,6 @@ def test_unknown_names_are_refused_with_near_matches(name, hint):
         get_format(name)
     assert hint in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_something_that_is_no_name_is_refused():
-    with pytest.raises(TypeError, match="name"):
-        get_format(8)
 
 
 @pytest.mark.parametrize(
@@ -187,14 +170,8 @@ def test_invalid_fields_are_named(field, change):
         Format(**fields | change)
 
 
-def test_bias_defaults_to_the_standard_one_and_may_be_set():
+def test_the_bias_may_be_set_and_a_name_is_a_string():
     assert Format("mine", 4, 3).bias == 7
-    shifted = Format("mine", 4, 3, bias=9)
-    np.testing.assert_array_equal(shifted.values, Format("mine", 4, 3).values / 4)
-
-
-def test_tables_cannot_be_written_to():
-    fmt = get_format("E5M2")
-    for table in (fmt.values, fmt.magnitudes, fmt.code_values):
-        with pytest.raises(ValueError, match="read-only"):
-            table[0] = 1.0
+    np.testing.assert_array_equal(Format("mine", 4, 3, bias=9).values, Format("mine", 4, 3).values / 4)
+    with pytest.raises(TypeError, match="name"):
+        get_format(8)

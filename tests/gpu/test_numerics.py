@@ -28,7 +28,7 @@ from altgrad.numerics.prove import check_decision_points, check_order, rounder
 from altgrad.numerics.rounding import ROUNDING_MODES
 from altgrad.numerics.two_level import per_element
 from tests.model.test_native import OF_BLOCKS
-from tests.numerics.test_operand import same
+from tests.numerics.numerics_oracles import same
 
 STREAM = torch.tensor([3, 4, 5])
 SCALINGS = {

@@ -1,4 +1,4 @@
-"""What the numerics tests trust, and the inputs they share.
+"""What the numerics tests trust, and the inputs and comparisons they share.
 
 Oracles: gfloat (a reference implementation by members of the P3109 group), the fraction arithmetic of
 altgrad.numerics.reference, ml_dtypes and torch's casts. The functions here translate between us.
@@ -87,3 +87,28 @@ def assert_identical(actual: Tensor, expected: Tensor, inputs: Tensor) -> None:
         for x, a, e in zip(inputs[wrong][:5], actual[wrong][:5], expected[wrong][:5], strict=True)
     ]
     assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} differ:\n" + "\n".join(lines)
+
+
+def spread(shape: tuple[int, ...], seed: int = 0, binades: float = 4.0) -> Tensor:
+    """Return numbers of some ``binades``, some of them zero."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator) * (binades * torch.randn(shape, generator=generator)).exp2()
+    return torch.where(torch.rand(shape, generator=generator) < 0.05, 0.0, x)
+
+
+def unusual(x: Tensor, kind: str) -> Tensor:
+    """Return ``x`` with what the name says."""
+    x = x.clone()
+    if kind in ("inf", "nan"):
+        x.view(-1)[x.numel() // 2] = float(kind)
+    return {"tiny": x * 1e-38, "huge": x * 1e30, "zero": torch.zeros_like(x)}.get(kind, x)
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether dtype, shape, values, signs of zero and places of NaN agree."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    a, b = a.float(), b.float()
+    numbers = ~a.isnan()
+    bits = torch.equal(a[numbers].view(torch.int32), b[numbers].view(torch.int32))
+    return torch.equal(a.isnan(), b.isnan()) and bits

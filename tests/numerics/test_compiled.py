@@ -15,6 +15,7 @@ from altgrad.numerics import (
     round_to_grid,
     scale_from_amax,
 )
+from altgrad.numerics.compile_utils import constant_in_graphs
 from altgrad.numerics.prove import decision_points
 from tests.numerics.numerics_oracles import KERNEL_FORMATS, assert_identical, every_bfloat16, random_patterns
 
@@ -104,3 +105,12 @@ def test_compiled_block_scales_reach_the_shorter_last_block():
 
     x = torch.randn(70, 40, generator=torch.Generator().manual_seed(0))
     assert all(map(torch.equal, torch.compile(in_blocks, fullgraph=True)(x), in_blocks(x)))
+
+
+def test_a_function_marked_constant_has_torchs_own_mark_and_a_graph_holds_its_first_result():
+    theirs, ours = torch.compiler.assume_constant_result(lambda: 1), constant_in_graphs(lambda: 1)
+    assert vars(ours) == vars(theirs) != {}
+    answers = iter([2.0, 3.0])
+    read = constant_in_graphs(lambda: next(answers))  # which could not be traced
+    double = torch.compile(lambda x: x * read(), backend="eager", fullgraph=True)
+    assert [double(torch.tensor(1.0)).item() for _ in range(2)] == [2.0, 2.0]

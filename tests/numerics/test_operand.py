@@ -1,7 +1,7 @@
-"""The operators of a training step: the C++ loops, the tensor operations and the slow definitions agree to the bit.
+"""Operands by C++ loops have the bits of the tensor operations that define them; and what the operators promise.
 
-Oracles: `round_to_grid` and `compute_scale`, which have oracles of their own, and `torch.library.opcheck` for what
-autograd and the compiler are told.
+Oracles: `quantize_by_tensors`; `round_to_grid` and `compute_scale`, which have oracles of their own; what lies beside a
+tensor in memory; and `torch.library.opcheck` for what autograd and the compiler are told.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from altgrad.numerics import (
     rung,
     update_amax_history,
 )
-from altgrad.numerics.constants import SCALE_RULES
+from altgrad.numerics.constants import FOUR_OVER_SIX, LEARNS, SCALE_RULES, TWO_LEVEL
 from altgrad.numerics.operand_definition import (
     ONE_SCALE,
     ROWS,
@@ -41,9 +41,14 @@ from altgrad.numerics.operand_definition import (
     encode_by_tensors,
     quantize_by_tensors,
 )
+from altgrad.numerics.operators import has_loops, quantize_by_operator
+from tests.numerics.numerics_oracles import same, spread, unusual
 
 FORMATS = ["E0M7", "E1M6", "E2M5", "E3M4", "E4M3", "E5M2", "E6M1", "E7M0", "E4M3FNUZ", "E5M2FNUZ", "E2M1"]
 BF16 = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).reshape(256, 256)
+DTYPES = (torch.float32, torch.bfloat16)
+RCEIL = SCALE_RULES.index("rceil")
+STREAM, NONE = torch.tensor([3, 4, 5]), torch.tensor(0.0)
 
 
 def wide(rows: int, columns: int) -> Tensor:
@@ -60,94 +65,93 @@ def around_boundaries(name: str) -> Tensor:
     return torch.cat([points, *beside])[None]
 
 
-def same(a: Tensor, b: Tensor) -> bool:
-    """Whether dtype, shape, values, signs of zero and places of NaN agree."""
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    a, b = a.float(), b.float()
-    numbers = ~a.isnan()
-    bits = torch.equal(a[numbers].view(torch.int32), b[numbers].view(torch.int32))
-    return torch.equal(a.isnan(), b.isnan()) and bits
-
-
-RULES = ("float32", "rceil")  # tests/numerics/test_groups.py has them all
-CASES = [
-    *[("tensor", 1, rule, remembered) for rule in RULES for remembered in (None, 3e-3)],
-    *[("row", dim, rule, None) for dim in (0, 1) for rule in RULES],
-    *[("block", dim, "rceil", None) for dim in (0, 1)],
-]
-
-
-def test_loops_are_looked_for_once(monkeypatch):
-    """Every operand asks for them."""
-    first = loops.available()
-    monkeypatch.delattr(loops, "_library")
-    assert loops.available() is first
+# --- path x operand x format -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_loops_and_tensor_operations_agree_to_the_bit(name):
-    assert loops.available(), "no C++ compiler: nothing to compare"
+def test_every_bfloat16_and_every_boundary_is_rounded_as_defined(name):
     constants = format_constants(name)
     inputs = [BF16, wide(77, 300), wide(33, 65).t(), torch.zeros(3, 5), around_boundaries(name)]
-    inputs += [torch.where(BF16.isfinite(), BF16, 0)[:, :100]]
-    for x in inputs:
-        for granularity, dim, rule, remembered in CASES:
-            for dtype in (torch.float32, torch.bfloat16):
-                known = torch.tensor(remembered or 0.0)
-                block = {"tensor": ONE_SCALE, "row": ROWS, "block": 32}[granularity]
-                arguments = (x, constants, known, block, dim, SCALE_RULES.index(rule), dtype)
+    cases = [(ONE_SCALE, 1, rule, known) for rule in (0, RCEIL) for known in (0.0, 3e-3)]
+    cases += [(ROWS, dim, rule, 0.0) for dim in (0, 1) for rule in (0, RCEIL)]
+    cases += [(32, dim, RCEIL, 0.0) for dim in (0, 1)]
+    for x in [*inputs, torch.where(BF16.isfinite(), BF16, 0)[:, :100]]:
+        for block, dim, rule, known in cases:
+            for dtype in DTYPES:
+                arguments = (x, constants, torch.tensor(known), block, dim, rule, dtype)
                 found = torch.ops.altgrad.quantize_operand(*arguments)
-                expected = quantize_by_tensors(*arguments)
-                assert all(map(same, found, expected)), (granularity, dim, rule, remembered, dtype, x.dtype)
+                assert all(map(same, found, quantize_by_tensors(*arguments))), (block, dim, rule, known, dtype, x.dtype)
+    target = torch.tensor(get_format(name).scale_target)  # an amax of the target: scale 1
+    for x in (BF16, around_boundaries(name)):
+        finite = x[x.isfinite()][None]
+        found = quantize_operand(finite, constants, target, dtype=torch.float32)
+        assert found.scale == 1 and same(found.values, round_to_grid(finite.float(), constants))
 
 
-def agree(x: Tensor, constants: Tensor, dim: int, block: int, rule: str, remembered: Tensor) -> bool:
-    """Whether the loops and the tensor operations make the same of ``x``, in both dtypes of the values."""
-    arguments = (x, constants, remembered, block, dim, SCALE_RULES.index(rule))
-    dtypes = (torch.float32, torch.bfloat16)
-    return all(
-        all(map(same, operators._quantize_operand(*arguments, dtype), quantize_by_tensors(*arguments, dtype)))
-        for dtype in dtypes
-    )
+@pytest.mark.parametrize("stream", [None, STREAM], ids=["nearest", "stochastic"])
+@pytest.mark.parametrize("block", [ONE_SCALE, ROWS, 16, 5, -16, -7, 128, -128])
+def test_every_rule_and_granularity_has_the_bits_of_the_definition(block, stream):
+    assert has_loops(NONE), "no C++ compiler: nothing to compare"
+    rules = [*range(len(SCALE_RULES)), *([] if block in (ONE_SCALE, ROWS) else [TWO_LEVEL, FOUR_OVER_SIX])]
+    cases = [("E2M1", "as drawn"), ("E4M3", "tiny"), ("E3M0", "nan"), ("E5M2", "huge"), ("E0M7", "inf"),
+             ("E7M0", "as drawn"), ("E2M3", "zero")]  # fmt: skip
+    for seed, (name, kind) in enumerate(cases):
+        for rule in rules:
+            constants = format_constants(name, scale_format="E4M3" if rule >= TWO_LEVEL else "float32")
+            for dim, shape, source, target in (
+                (0, (37, 83), torch.float32, torch.float32),
+                (1, (37, 83), torch.bfloat16, torch.float32),
+                (1, (3, 130), torch.float32, torch.bfloat16),
+            ):
+                x = unusual(spread(shape, seed), kind).to(source)
+                known = None if block == ROWS else torch.tensor(3.0 if seed % 2 else 0.0)
+                arguments = (constants, known, block, dim, rule, target, stream, 11)
+                defined = quantize_by_tensors(x, *arguments)
+                for overwrite in (False, True):  # where x was, if it has the values' dtype
+                    found = quantize_by_operator(x.clone(), *arguments, overwrite)
+                    assert all(map(same, found, defined)), (name, kind, rule, dim)
+
+
+@pytest.mark.parametrize("rule", SCALE_RULES)
+@pytest.mark.parametrize("block", [ONE_SCALE, ROWS, 16, 48, 7])
+def test_what_is_unusual_is_noticed_wherever_it_stands_alone(block, rule):
+    """Alone in the first row or column, in one in the middle and in the last, and under rules that saturate.
+
+    Else it hides: loops that look at some of the groups would round the others without a limit.
+    """
+    constants = format_constants("E4M3")
+    for dim, shape in ((0, (37, 150)), (1, (150, 37))):
+        for place in (0, shape[1 - dim] // 2, shape[1 - dim] - 1):
+            for value in (1.99, torch.inf, -torch.inf, torch.nan, 3e38, 1e-40):
+                x = torch.ones(shape)  # whose scale is exact: none but `value` saturates by the rule floor
+                x.select(1 - dim, place)[shape[dim] // 2] = value
+                arguments = (x, constants, NONE, block, dim, SCALE_RULES.index(rule), torch.float32)
+                found = torch.ops.altgrad.quantize_operand(*arguments)
+                assert all(map(same, found, quantize_by_tensors(*arguments))), (dim, place, value)
 
 
 # Without an exponent, without a mantissa, with both, and others; in the last one even exponents have odd codes.
 @pytest.mark.parametrize("name", ["E0M7", "E7M0", "E4M3", "E5M2FNUZ", "E2M1", "binary8p1f"])
 def test_shortcuts_of_the_loops_are_taken_only_where_they_change_nothing(name):
     """Tensors without clamping, blocks without scaling, pairs: near the limits of float32 and with unusual elements."""
-    constants, none = format_constants(name), torch.tensor(0.0)
+    constants = format_constants(name)
     ordinary = torch.randn(70, 37, generator=torch.Generator().manual_seed(0))
-    unusual = ordinary.clone()
-    unusual[3, 5], unusual[40, 36], unusual[41, 0] = torch.inf, torch.nan, 0.0
+    odd = ordinary.clone()
+    odd[3, 5], odd[40, 36], odd[41, 0] = torch.inf, torch.nan, 0.0
     points = around_boundaries(name).flatten()
     edges = torch.cat([points, points[: -len(points) % 37]]).view(-1, 37)
-    several = [(dim, block, "rceil", none) for dim in (0, 1) for block in (ROWS, 32, 7)]
-    several += [(dim, ROWS, "float32", none) for dim in (0, 1)]
+    several = [(block, dim, RCEIL, NONE) for dim in (0, 1) for block in (ROWS, 32, 7)]
+    several += [(ROWS, dim, 0, NONE) for dim in (0, 1)]
     for exponent in (-140, -120, -60, 0, 60, 125):
-        known = [none, torch.tensor(2.0**exponent), torch.tensor(2.0 ** (exponent - 6))]
-        cases = several + [(1, ONE_SCALE, rule, amax) for rule in ("float32", "rceil") for amax in known]
-        for x in (ordinary, unusual, edges):
+        amaxes = [NONE, torch.tensor(2.0**exponent), torch.tensor(2.0 ** (exponent - 6))]
+        cases = several + [(ONE_SCALE, 1, rule, known) for rule in (0, RCEIL) for known in amaxes]
+        for x in (ordinary, odd, edges):
             for scaled in (x * 2.0**exponent, (x * 2.0**exponent).bfloat16()):
-                for case in cases:
-                    assert agree(scaled, constants, *case), (exponent, scaled.dtype, case)
-
-
-@pytest.mark.usefixtures("compiler")
-@pytest.mark.parametrize("granularity, block", [("tensor", 1), ("row", 1), ("block", 32), ("block", 48), ("block", 5)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_values_that_take_the_place_of_their_tensor_are_the_same(granularity, block, dtype):
-    constants = format_constants("E2M5")
-    for shape in ((9, 96), (1031, 300)):  # by one thread, and in unequal parts by several
-        for dim in (0, 1):
-            x = wide(*shape).to(dtype)
-            options = {"granularity": granularity, "block": block, "dim": dim, "scale_format": "E8M0"}
-            expected = by_tensors([x], [constants], dtype=dtype, **options)[0]
-            (found,) = quantize_operands([x], [constants], dtype=dtype, overwrite=True, **options)
-            assert found.values is x
-            assert agrees(found, expected)
-            other = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float32}[dtype]
-            assert quantize_operands([x], [constants], dtype=other, overwrite=True, **options)[0].values is not x
+                for block, dim, rule, known in cases:
+                    for dtype in DTYPES:
+                        arguments = (scaled, constants, known, block, dim, rule, dtype)
+                        found = operators._quantize_operand(*arguments)
+                        assert all(map(same, found, quantize_by_tensors(*arguments))), (exponent, block, dim, rule)
 
 
 def by_tensors(*arguments: Any, **options: Any) -> list[operand.Quantized]:
@@ -162,33 +166,55 @@ def agrees(a: operand.Quantized, b: operand.Quantized) -> bool:
     return same(a.values, b.values) and scales
 
 
+@pytest.mark.parametrize("granularity, block", [("tensor", 1), ("row", 1), ("block", 32), ("block", 48), ("block", 5)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_take_the_place_of_their_tensor_and_of_nothing_beside_it(granularity, block, dtype):
+    constants, guard = format_constants("E2M5"), 256
+    for shape in ((9, 96), (1031, 300), (1, 7), (3, 8193)):  # by one thread, and in unequal parts by several
+        for dim in (0, 1):
+            memory = wide(1, shape[0] * shape[1] + 2 * guard)[0].to(dtype)
+            before, x = memory.clone(), memory[guard:-guard].view(shape)
+            options = {"granularity": granularity, "block": block, "dim": dim, "scale_format": "E8M0"}
+            (expected,) = by_tensors([x.clone()], [constants], dtype=dtype, **options)
+            (found,) = quantize_operands([x], [constants], dtype=dtype, overwrite=True, **options)
+            assert found.values is x and agrees(found, expected)
+            assert torch.equal(memory[:guard], before[:guard]) and torch.equal(memory[-guard:], before[-guard:])
+            other = DTYPES[dtype == torch.float32]
+            assert quantize_operands([x], [constants], dtype=other, overwrite=True, **options)[0].values is not x
+
+
 def of_all_sizes(dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """Return tensors shorter and longer than what a thread takes at a time, in one case an empty one."""
     return [wide(n, k).to(dtype) for n, k in ((3, 5), (300, 1000), (1, 1), (0, 4), (257, 255), (700, 93))]
 
 
-@pytest.mark.parametrize("granularity", ["tensor", "row", "block"])
-@pytest.mark.parametrize("dim", [0, 1])
-def test_tensors_together_get_what_each_gets_alone(granularity, dim):
-    for dtype in (torch.float32, torch.bfloat16):
-        xs = of_all_sizes(dtype) if granularity == "tensor" else [x for x in of_all_sizes(dtype) if len(x)]
-        constants = [format_constants(FORMATS[i]) for i in range(len(xs))]
-        options = {"granularity": granularity, "dim": dim, "scale_format": "E8M0"}
-        together = quantize_operands(xs, constants, **options)
-        alone = [quantize_operands([x], [c], **options)[0] for x, c in zip(xs, constants, strict=True)]
-        assert all(map(agrees, together, alone))
-        (in_place,) = quantize_operands([xs[1].clone()], constants[1:2], dtype=dtype, overwrite=True, **options)
-        assert agrees(in_place, quantize_operands(xs[1:2], constants[1:2], dtype=dtype, **options)[0])
+@pytest.mark.parametrize(
+    "scaling",
+    [{"granularity": g, "scale_format": "E8M0", "dim": d} for g in ("tensor", "row", "block") for d in (0, 1)]
+    + [{"granularity": "block", "block": 16, "scale_format": "E4M3"}],
+    ids=lambda s: "{granularity} {scale_format}".format(**s),
+)
+@pytest.mark.parametrize("streams", [False, True], ids=["nearest", "stochastic"])
+def test_tensors_together_get_what_each_gets_alone(scaling, streams):
+    xs = of_all_sizes(torch.bfloat16) if scaling["granularity"] == "tensor" else [x for x in of_all_sizes() if len(x)]
+    kind = scaling["scale_format"] if scaling["scale_format"] == "E4M3" else "float32"
+    constants = [format_constants(FORMATS[i], scale_format=kind) for i in range(len(xs))]
+    draws = [STREAM + i for i in range(len(xs))] if streams else []
+    together = quantize_operands(xs, constants, (), draws, **scaling)
+    for i, found in enumerate(together):
+        (alone,) = quantize_operands(xs[i : i + 1], constants[i : i + 1], (), draws[i : i + 1], **scaling)
+        assert agrees(found, alone), i
 
 
+@pytest.mark.parametrize("streams", [False, True], ids=["nearest", "stochastic"])
 @pytest.mark.parametrize("method", ["max", "most-recent"])
-@pytest.mark.parametrize("learns", operators.LEARNS)
-def test_a_history_sets_the_scale_and_learns_as_its_definition_says(method, learns):
+@pytest.mark.parametrize("learns", LEARNS)
+def test_a_history_sets_the_scale_and_learns_as_its_definition_says(method, learns, streams):
     """Against `amax_from_history` and `update_amax_history`, which have oracles of their own, for loops and tensors."""
-    length = 1 if learns == "first" else 3
+    draws = [STREAM] * len(of_all_sizes()) if streams else []
     seen: list[list[Tensor]] = []
     for run in (quantize_operands, by_tensors):
-        histories = [torch.zeros(length) for _ in of_all_sizes()]
+        histories = [torch.zeros(1 if learns == "first" else 3) for _ in of_all_sizes()]
         seen.append([])
         for factor in (1.0, 8.0, 0.25, torch.inf, 1.0, 0.5):
             xs = [x * factor for x in of_all_sizes()]
@@ -197,84 +223,88 @@ def test_a_history_sets_the_scale_and_learns_as_its_definition_says(method, lear
             if learns == "each":
                 expected = [update_amax_history(h, amax(x)) for h, x in zip(histories, xs, strict=True)]
             elif learns == "first":
-                kept = [h > 0 or not amax(x).isfinite() for h, x in zip(histories, xs, strict=True)]
-                pairs = zip(histories, xs, kept, strict=True)
-                expected = [h.clone() if keep else amax(x).reshape(1) for h, x, keep in pairs]
-            constants = [format_constants("E3M4")] * len(xs)
-            found = run(xs, constants, histories, method=method, learns=learns)
-            for x, known, operand_found in zip(xs, used, found, strict=True):
+                expected = [
+                    h.clone() if h > 0 or not amax(x).isfinite() else amax(x).reshape(1)
+                    for h, x in zip(histories, xs, strict=True)
+                ]
+            operands = run(xs, [format_constants("E3M4")] * len(xs), histories, draws, method=method, learns=learns)
+            for x, known, found in zip(xs, used, operands, strict=True):
                 largest = known if known > 0 and amax(x).isfinite() else amax(x)
-                assert same(operand_found.scale, compute_scale(largest, "E3M4"))
+                assert same(found.scale, compute_scale(largest, "E3M4"))
             assert all(same(h, e) for h, e in zip(histories, expected, strict=True))
-            seen[-1] += [part for pair in found for part in pair]
+            seen[-1] += [part for pair in operands for part in pair]
     assert all(map(same, *seen))
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_every_bfloat16_and_every_boundary_is_rounded_to_the_quantization_grid(name):
-    constants = format_constants(name)
-    target = torch.tensor(get_format(name).scale_target)  # an amax of the target: scale 1
-    for x in (BF16, around_boundaries(name)):
-        finite = x[x.isfinite()][None]
-        found = quantize_operand(finite, constants, target, dtype=torch.float32)
-        assert found.scale == 1
-        assert same(found.values, round_to_grid(finite.float(), constants))
-
-
 def test_scales_are_those_of_compute_scale():
-    x = wide(40, 70)
-    constants = format_constants("E3M4")
-    for scale_dtype in ("float32", "E8M0"):
-        found = quantize_operand(x, constants, scale_format=scale_dtype)
-        assert torch.equal(found.scale, compute_scale(amax(x), "E3M4", scale_format=scale_dtype))
+    x, constants = wide(40, 70), format_constants("E3M4")
+    for scale_format in ("float32", "E8M0"):
+        found = quantize_operand(x, constants, scale_format=scale_format)
+        assert torch.equal(found.scale, compute_scale(amax(x), "E3M4", scale_format=scale_format))
         for dim in (0, 1):
-            rows = quantize_operand(x, constants, granularity="row", dim=dim, scale_format=scale_dtype)
-            assert torch.equal(rows.scale, compute_scale(amax(x, "row", dim=dim), "E3M4", scale_format=scale_dtype))
+            rows = quantize_operand(x, constants, granularity="row", dim=dim, scale_format=scale_format)
+            assert torch.equal(rows.scale, compute_scale(amax(x, "row", dim=dim), "E3M4", scale_format=scale_format))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["E4M3", "E2M1", "E3M0", "E5M2"])
+@pytest.mark.parametrize("scale_format", ["float32", "E8M0", "E4M3"])
+def test_a_tile_has_one_scale_and_the_values_of_both_products(name, scale_format):
+    x, constants = spread((40, 56)), format_constants(name, scale_format=scale_format)
+    options = {"granularity": "tile", "block": 16, "scale_format": scale_format, "dtype": torch.float32}
+    forward, backward = (quantize_operands([x], [constants], dim=dim, **options)[0] for dim in (1, 0))
+    assert same(forward.values, backward.values)
+    flipped = quantize_operands([x.t().contiguous()], [constants], **options)[0]
+    assert same(flipped.values.t(), forward.values)
+    for top in range(0, 40, 16):  # and no tile reads another
+        for left in range(0, 56, 16):
+            tile = x[top : top + 16, left : left + 16].contiguous()
+            if scale_format != "E4M3":
+                alone = quantize_operands([tile], [constants], **options)[0].values
+                assert same(alone, forward.values[top : top + 16, left : left + 16])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", FORMATS)
 def test_codes_are_rungs_and_give_every_value_back(name, dtype):
     values = torch.tensor(get_format(name).values, dtype=torch.float64).to(dtype)[None]
-    constants = format_constants(name)
-    for encode, decode in (
-        (encode_operand, decode_operand),
-        (encode_by_tensors, decode_by_tensors),
-    ):
+    constants, steps = format_constants(name), rung(values, name)
+    for encode, decode in ((encode_operand, decode_operand), (encode_by_tensors, decode_by_tensors)):
         codes = encode(values, constants)
-        steps = rung(values, name)
-        assert torch.equal(codes.int() & 0x7F, steps.abs())
-        assert torch.equal(codes >= 0x80, steps < 0)
+        assert torch.equal(codes.int() & 0x7F, steps.abs()) and torch.equal(codes >= 0x80, steps < 0)
         assert torch.equal(decode(codes, constants, dtype), values)
         nan = torch.full((1, 3), torch.nan, dtype=dtype)
         assert decode(encode(nan, constants), constants, dtype).isnan().all()
 
 
+# --- what torch is told ----------------------------------------------------------------------------------------------
+
+
 @pytest.mark.usefixtures("compiler")
 def test_operators_keep_what_they_promise_to_autograd_and_the_compiler():
     x = torch.randn(40, 64, requires_grad=True)
-    constants, ours = format_constants("E4M3"), torch.ops.altgrad
-    for block, dim in ((ONE_SCALE, 1), (ROWS, 0), (ROWS, 1), (32, 0)):
-        options = (block, dim, True)
-        arguments = (x, constants, torch.tensor(0.0), *options, torch.bfloat16)
-        torch.library.opcheck(ours.quantize_operand, arguments)
-        plain, values = x.detach(), x.detach().bfloat16()
+    plain, ours = x.detach(), torch.ops.altgrad
+    for block, dim, rule, streams in (
+        (ONE_SCALE, 1, 1, []), (ONE_SCALE, 1, 0, [STREAM]), (ROWS, 0, 1, []), (ROWS, 1, 1, []), (32, 0, 1, []),
+        (16, 0, TWO_LEVEL, []), (16, 1, TWO_LEVEL, [STREAM]),
+    ):  # fmt: skip
+        constants = format_constants("E4M3", scale_format="E4M3" if rule == TWO_LEVEL else "float32")
+        torch.library.opcheck(ours.quantize_operand, (x, constants, NONE, block, dim, rule, torch.bfloat16))
+        values = plain.bfloat16()
         for histories in ([], [torch.ones(3)]) if block == ONE_SCALE else ([],):
-            rest = (histories, [], 0, True, 1, *options)
-            torch.library.opcheck(ours.quantize_in_place, (values.clone(), constants, *rest))
-            torch.library.opcheck(ours.quantize_into, (plain, values, constants, *rest))
+            how = (0, True, 1, block, dim, rule)
+            torch.library.opcheck(ours.quantize_in_place, (values.clone(), constants, histories, streams, *how))
+            torch.library.opcheck(ours.quantize_into, (plain, values, constants, histories, streams, *how))
             two = [[plain, 2 * plain], [values, values.clone()], [constants, constants.clone()]]
-            rest = (histories + [torch.zeros(3) for _ in histories], *rest[1:])
-            torch.library.opcheck(ours.quantize_each_into, (*two, *rest))
-    values = quantize_operand(x.detach(), constants).values
-    codes = encode_operand(values, constants)
-    torch.library.opcheck(torch.ops.altgrad.encode_operand, (values, constants))
-    torch.library.opcheck(torch.ops.altgrad.decode_operand, (codes, constants, torch.bfloat16))
+            more = histories + [torch.zeros(3) for _ in histories], streams + [stream + 1 for stream in streams]
+            torch.library.opcheck(ours.quantize_each_into, (*two, *more, *how))
+    constants = format_constants("E4M3")
+    values = quantize_operand(plain, constants).values
+    torch.library.opcheck(ours.encode_operand, (values, constants))
+    torch.library.opcheck(ours.decode_operand, (encode_operand(values, constants), constants, torch.bfloat16))
 
 
 def test_the_gradient_is_that_of_scaling_alone():
-    x = torch.randn(6, 64, requires_grad=True)
-    incoming = torch.randn(6, 64)
+    x, incoming = torch.randn(6, 64, requires_grad=True), torch.randn(6, 64)
     for granularity, scale_format in (("tensor", "E8M0"), ("row", "E8M0"), ("block", "E8M0"), ("block", "E4M3")):
         constants = format_constants("E4M3", scale_format=scale_format)
         options = {"granularity": granularity, "scale_format": scale_format, "dtype": torch.float32}
@@ -298,10 +328,19 @@ def test_compiled_and_eager_agree_to_the_bit():
         assert all(map(same, compiled(x, constants), both(x, constants)))
 
 
+# --- building and memory ---------------------------------------------------------------------------------------------
+
+
+def test_loops_are_looked_for_once(monkeypatch):
+    """Every operand asks for them."""
+    first = loops.available()
+    monkeypatch.delattr(loops, "_library")
+    assert loops.available() is first
+
+
 IN_A_PROCESS = """
 import sys, torch, warnings
-from altgrad.numerics import format_constants, quantize_operand
-from altgrad.numerics import loops
+from altgrad.numerics import format_constants, loops, quantize_operand
 with warnings.catch_warnings(record=True) as seen:
     warnings.simplefilter("always")
     found = quantize_operand(torch.linspace(-3, 3, 4096).reshape(64, 64), format_constants("E4M3"))
@@ -323,7 +362,7 @@ def test_processes_that_build_at_once_and_one_without_a_compiler_compute_the_sam
     assert printed[0] == printed[1] == ["True", *printed[2][1:3], "0"]
     assert printed[2][0] == "False" and printed[2][3] == "1"  # with a warning
     left = sorted(path.suffix for path in (tmp_path / "cache" / "altgrad").iterdir())
-    assert left == [".sha256"] * len(loops.SOURCES) + [".so"] * len(loops.SOURCES)  # and nothing half-built
+    assert left == [".sha256", ".so"]  # and nothing half-built
 
 
 def resident_bytes() -> int:

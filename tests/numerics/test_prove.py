@@ -90,7 +90,7 @@ def test_steps_between_chunks_are_compared(monkeypatch):
     assert violations == [f"1 times from 0x{edge - 1:08x}: steps back"]
 
 
-def test_the_record_says_what_was_checked(tmp_path, monkeypatch, capsys):
+def test_the_record_says_what_was_checked_and_wrong(tmp_path, monkeypatch, capsys):
     sweep = prove.check_order
     monkeypatch.setattr(prove, "check_order", lambda round_, fmt, _, *more: sweep(round_, fmt, REDUCED[0], *more))
     output = tmp_path / "reports" / "proof.json"
@@ -104,6 +104,9 @@ def test_the_record_says_what_was_checked(tmp_path, monkeypatch, capsys):
     assert {"torch", "processor", "commit"} <= record.keys()
     assert "2 proofs, 0 mismatches" in capsys.readouterr().out
     assert list(output.parent.iterdir()) == [output]
+    monkeypatch.setattr(prove, "rounder", lambda *_: by_logarithm)
+    assert prove.main(arguments) == 1  # a mismatch is an error exit
+    assert json.loads(output.read_text())["results"][0]["examples"]
 
 
 @pytest.mark.parametrize("name", prove.DEFAULT_FORMATS)
@@ -115,25 +118,14 @@ def test_the_kernels_are_proven_where_they_round(name):
         assert prove.prove(fmt, "nearest-even", "saturate", "kernels", span)["mismatches"] == 0
 
 
-def test_a_mismatch_is_an_error_exit(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(prove, "rounder", lambda *_: by_logarithm)
-    monkeypatch.setattr(prove, "check_order", lambda *_: (0, []))
-    output = tmp_path / "proof.json"
-    arguments = ["--formats", "E3M4", "--modes", "nearest-even", "--paths", "eager", "--output", str(output)]
-    assert prove.main(arguments) == 1
-    assert json.loads(output.read_text())["results"][0]["examples"]
-
-
-@pytest.mark.parametrize("more", [[], ["--paths", "kernels"]], ids=["without a GPU", "without Triton"])
-def test_what_a_gpu_does_not_have_is_refused(capsys, monkeypatch, more):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(more))
-    monkeypatch.setattr(prove.launch, "available", lambda: False)
+@pytest.mark.parametrize(("arguments", "gpu", "words"), [
+    (["--device", "cuda"], False, "sees no CUDA device"),
+    (["--device", "cuda", "--paths", "kernels"], True, "needs Triton"),
+    (["--formats", "E3M"], False, "did you mean E3M4"),
+])  # fmt: skip
+def test_what_cannot_be_proven_is_refused(capsys, monkeypatch, arguments, gpu, words):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(prove.gpu_launch, "available", lambda: False)
     with pytest.raises(SystemExit):
-        prove.main(["--device", "cuda", *more])
-    assert ("needs Triton" if more else "sees no CUDA device") in capsys.readouterr().err
-
-
-def test_unknown_formats_are_refused(capsys):
-    with pytest.raises(SystemExit):
-        prove.main(["--formats", "E3M"])
-    assert "did you mean E3M4" in capsys.readouterr().err
+        prove.main(arguments)
+    assert words in capsys.readouterr().err

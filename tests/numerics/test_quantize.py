@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -39,17 +41,12 @@ def test_shape_dtype_and_device_are_kept(shape, dtype):
 @pytest.mark.parametrize("overflow", OVERFLOW_POLICIES)
 def test_strides_do_not_matter(rounding, overflow):
     x = torch.randn(6, 7, 8, generator=seeded()) * 20
+    before = x.clone()
     for view in (x.permute(2, 0, 1), x[::2, :, 1::3], x[0].t(), x.expand(2, 6, 7, 8)):
         options = {"rounding": rounding, "overflow": overflow}
         ours = quantize(view, "E3M4", generator=seeded(), **options)
         assert_identical(ours, quantize(view.contiguous(), "E3M4", generator=seeded(), **options), view)
-
-
-def test_input_is_not_written_to():
-    x = random_patterns(1000)
-    before = x.clone()
-    quantize(x, "E4M3", scale=3.0)
-    assert_identical(x, before, x)
+    assert torch.equal(x, before)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -122,24 +119,11 @@ def test_vmap_is_quantizing_the_batch():
     assert torch.equal(one, quantize(x[0].expand(5, 4, 3), "E4M3", scale=scale[:, None, None]))
 
 
-def test_per_sample_gradients_work():
-    x = torch.randn(5, 4, generator=seeded())
-    grads = torch.func.vmap(torch.func.grad(lambda a: (quantize(a, "E4M3") ** 2).sum()))(x)
-    assert torch.equal(grads, 2 * quantize(x, "E4M3"))
-
-
 def test_autocast_does_not_lower_the_arithmetic():
     x = torch.randn(100, generator=seeded())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = quantize(x, "E2M5", scale=1.7)
     assert torch.equal(inside, quantize(x, "E2M5", scale=1.7))
-
-
-def test_stochastic_rounding_repeats_from_a_seed():
-    x = torch.randn(1000, generator=seeded())
-    draw = {seed: quantize(x, "E3M4", rounding="stochastic", generator=seeded(seed)) for seed in (1, 2)}
-    assert torch.equal(draw[1], quantize(x, "E3M4", rounding="stochastic", generator=seeded(1)))
-    assert not torch.equal(draw[1], draw[2])
 
 
 def test_few_random_bits_round_the_probability_to_their_multiple():
@@ -199,3 +183,34 @@ def test_kernel_refuses_what_it_is_not_exact_for():
     for name in ("E8M0", "E9M6", "E8M3"):
         with pytest.raises(ValueError, match="^fmt: "):
             format_constants(get_format(name))
+
+
+PROGRAM = """
+import resource
+import torch
+
+limit = 4 << 30
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+torch.set_num_threads(1)
+from altgrad.numerics import decode, encode, quantize
+
+x = torch.randn(1 << 14, 1 << 14)
+assert x.numel() * x.element_size() == 1 << 30
+{work}
+"""
+
+WORK = {
+    "nearest-even": "quantize(x, 'E3M4', scale=2.0)",
+    "row scales": "quantize(x, 'E3M4', scale=torch.rand(1 << 14, 1) + 1)",
+    "stochastic": "quantize(x, 'E3M4', rounding='stochastic', generator=torch.Generator())",
+    "codes": "assert torch.equal(decode(encode(x, 'E3M4'), 'E3M4')[-1], quantize(x[-1], 'E3M4'))",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="limits on memory need a Unix system")
+@pytest.mark.parametrize("work", WORK.values(), ids=WORK)
+def test_a_gibibyte_fits_into_four(work):
+    command = [sys.executable, "-c", PROGRAM.format(work=work)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

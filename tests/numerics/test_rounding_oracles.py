@@ -57,16 +57,10 @@ def test_every_mode_agrees_with_gfloat_on_bfloat16(fmt, rounding):
     assert_identical(quantize(x.double(), fmt, rounding=rounding), gfloat_round(x, fmt, rounding), x)
 
 
+@pytest.mark.parametrize("points", [256, pytest.param(1 << 16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fmt", KERNEL_FORMATS, ids=name_of)
-def test_kernel_agrees_with_fractions_at_every_boundary(fmt):
-    x = decision_points(fmt, stride_for(fmt, 256))
-    assert_identical(round_to_grid(x, format_constants(fmt)), by_fractions(x, fmt), x)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fmt", [fmt for fmt in KERNEL_FORMATS if fmt.bits > 8], ids=name_of)
-def test_kernel_agrees_with_fractions_at_every_boundary_of_wide_formats(fmt):
-    x = decision_points(fmt)
+def test_kernel_agrees_with_fractions_at_every_boundary(fmt, points):
+    x = decision_points(fmt, stride_for(fmt, points))
     assert_identical(round_to_grid(x, format_constants(fmt)), by_fractions(x, fmt), x)
 
 

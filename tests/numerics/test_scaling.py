@@ -1,15 +1,21 @@
-"""Scales: exact by definition and always usable. Powers of two have more in `test_scale_rules`."""
+"""Scales: exact by definition and always usable; amax and its history; and the rules for powers of two.
+
+Oracles: exact fractions, and torchao where it has the elements' format.
+"""
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
+from functools import cache
 from typing import get_args
 
 import pytest
 import torch
+from torch import Tensor
 
 from altgrad.config import tensor_recipe
-from altgrad.formats import get_format
+from altgrad.formats import Format, get_format
 from altgrad.numerics import (
     amax,
     amax_from_history,
@@ -19,12 +25,12 @@ from altgrad.numerics import (
     encode_mx_scale,
     format_constants,
     quantize,
+    quantize_operands,
     scale_from_amax,
-    scale_from_history,
     update_amax_history,
 )
-from altgrad.numerics.operand_definition import learn
-from altgrad.numerics.scaling import OF_TWO, SCALE_ROUNDINGS, scaling_amax
+from altgrad.numerics.operand_definition import ROWS, learn, quantize_by_tensors
+from altgrad.numerics.scaling import OF_TWO, SCALE_ROUNDINGS, scale_rule, scaling_amax
 from tests.numerics.numerics_oracles import EIGHT_BIT_SPLITS, KERNEL_FORMATS, name_of, random_patterns
 
 AMAXES = random_patterns(4000).abs()
@@ -60,31 +66,6 @@ def test_every_finite_amax_gives_a_usable_scale_and_all_others_nan(fmt, dtype):
     assert compute_scale(unusual, fmt, scale_format=dtype).isnan().all()
 
 
-@pytest.mark.parametrize("fmt", KERNEL_FORMATS, ids=name_of)
-def test_packed_constants_give_the_same_scale(fmt):
-    for options in ({}, *({"scale_format": "E8M0", "scale_rounding": rounding} for rounding in SCALE_ROUNDINGS)):
-        packed = scale_from_amax(AMAXES, format_constants(fmt), **options)
-        torch.testing.assert_close(packed, compute_scale(AMAXES, fmt, **options), rtol=0, atol=0, equal_nan=True)
-
-
-def test_power_of_two_rules_differ_as_defined():
-    """E4M3: the largest value is 1.75 * 2^8, and 1.9375 is half a spacing below the next power of two."""
-    amaxes = torch.tensor([1.0, 1.5, 1.75, 1.9, 1.9375, 2.0])
-    scales = {
-        rule: compute_scale(amaxes, "E4M3", scale_format="E8M0", scale_rounding=rule).tolist()
-        for rule in SCALE_ROUNDINGS
-    }
-    assert scales["floor"] == [256.0, 256.0, 256.0, 256.0, 256.0, 128.0]
-    assert scales["ceil"] == [256.0, 128.0, 128.0, 128.0, 128.0, 128.0]
-    assert scales["rceil"] == [256.0, 256.0, 256.0, 128.0, 128.0, 128.0]
-    assert scales["even"] == [256.0, 256.0, 256.0, 256.0, 128.0, 128.0]
-
-
-def test_scaled_values_never_pass_the_target_by_default():
-    scale = compute_scale(USABLE, "E2M5", scale_format="E8M0")
-    assert (USABLE * scale <= 7.875).all()
-
-
 def test_amax_is_taken_per_tensor_row_or_block():
     x = torch.tensor([[1.0, -5.0, 2.0, 0.0, -3.0], [0.5, 0.25, -0.125, 7.0, -8.0]])
     assert amax(x).tolist() == 8.0
@@ -115,29 +96,16 @@ def test_block_scales_reach_their_own_block(length):
         assert torch.equal(spread[:, i], blocks[:, i // 32])
 
 
-def test_history_is_newest_first_and_of_fixed_length():
+def test_a_history_is_newest_first_and_read_by_maximum_or_most_recent():
     history = torch.zeros(3)
-    for value in (1.0, 2.0, 3.0, 4.0):
+    for value in (1.0, 4.0, 8.0, 2.0):
         history = update_amax_history(history, torch.tensor(value))
-    assert history.tolist() == [4.0, 3.0, 2.0]
+    assert history.tolist() == [2.0, 8.0, 4.0]
+    assert amax_from_history(history).item() == 8.0 and amax_from_history(history, "most-recent").item() == 2.0
     rows = update_amax_history(torch.zeros(16, 5, 1), torch.ones(5, 1))
-    assert rows.shape == (16, 5, 1)
-    assert scale_from_history(rows, "E3M4").tolist() == [[31.0]] * 5
-
-
-def test_history_is_read_by_maximum_or_most_recent():
-    history = torch.tensor([2.0, 8.0, 4.0])
-    assert amax_from_history(history).item() == 8.0
-    assert amax_from_history(history, "most-recent").item() == 2.0
-    assert scale_from_history(history, "E4M3").item() == 56.0
-    assert scale_from_history(history, "E4M3", method="most-recent").item() == 224.0
-    assert scale_from_history(history, "E4M3", scale_format="E8M0").item() == 32.0
-
-
-def test_unusable_history_entries_are_passed_over():
+    assert rows.shape == (16, 5, 1) and amax_from_history(rows).tolist() == [[1.0]] * 5
     assert amax_from_history(torch.tensor([torch.nan, 3.0, torch.inf])).item() == 3.0
-    assert scale_from_history(torch.zeros(16), "E4M3").item() == 1.0
-    assert scale_from_history(torch.tensor([torch.nan, 3.0]), "E4M3", method="most-recent").isnan()
+    assert amax_from_history(torch.tensor([torch.nan, 3.0]), "most-recent").isnan()
 
 
 @pytest.mark.parametrize("unusual", [torch.inf, torch.nan])
@@ -170,16 +138,6 @@ def test_shared_scales_are_coded_as_e8m0():
         encode_mx_scale(torch.tensor([3.0]))
 
 
-def test_mx_quantization_follows_the_specification():
-    """OCP MX 1.0, section 6.3: X = 2^(floor(log2 amax) - emax), elements round(v / X)."""
-    fmt = get_format("E2M1")
-    x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
-    scale = broadcast_scale(compute_scale(amax(x, "block"), fmt, scale_format="E8M0", scale_rounding="floor"), 64)
-    shared = 2.0 ** (torch.floor(torch.log2(x.unflatten(1, (2, 32)).abs().amax(-1))) - fmt.emax)
-    shared = shared.repeat_interleave(32, 1)
-    assert torch.equal(quantize(x, fmt, scale=scale), quantize(x / shared, fmt) * shared)
-
-
 @pytest.mark.parametrize(
     ("match", "call"),
     [
@@ -191,6 +149,10 @@ def test_mx_quantization_follows_the_specification():
         ("^scale_format: ", lambda: compute_scale(1.0, "E4M3", scale_format="bf16")),
         ("^scale_rounding: ", lambda: compute_scale(1.0, "E4M3", scale_format="E8M0", scale_rounding="nearest")),
         ("^method: ", lambda: amax_from_history(torch.ones(2), "mean")),
+        (
+            r"^target: .* give one, not 448\.0$",
+            lambda: compute_scale(1.0, 448.0, scale_format="E8M0", scale_rounding="even"),
+        ),
     ],
 )
 def test_errors_name_the_argument(match, call):
@@ -201,3 +163,92 @@ def test_errors_name_the_argument(match, call):
 def test_the_settings_of_a_recipe_name_every_rounding_of_a_scale_and_no_other():
     """They stand in `altgrad.config`, which is read without torch and cannot ask here."""
     assert get_args(tensor_recipe.TensorRecipe.model_fields["scale_rounding"].annotation) == (*SCALE_ROUNDINGS, OF_TWO)
+
+
+# --- the four ways to a power of two, each as the field names it -----------------------------------------------------
+
+SMALL = [get_format(f"E{e}M{bits - 1 - e}") for bits in range(3, 9) for e in range(bits)]
+#: As torchao calls the elements.
+TORCHAO = {
+    "E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2,
+    "E2M3": "fp6_e2m3", "E3M2": "fp6_e3m2", "E2M1": torch.float4_e2m1fn_x2,
+}  # fmt: skip
+
+
+def decisive(fmt: Format) -> Tensor:
+    """Return amax (float32) at every significand that a rule may decide at, the next ones beside it, and others."""
+    generator = torch.Generator().manual_seed(fmt.bits)
+    target = fmt.scale_target / 2.0 ** math.floor(math.log2(fmt.scale_target))
+    halves = [2 - 2.0**-bits for bits in range(1, 12)]
+    points = torch.tensor([1.0, 1.5, target, 2 * target, *halves])
+    beside = [torch.nextafter(points, torch.tensor(toward)) for toward in (0.0, torch.inf)]
+    significands = torch.cat([points, *beside, 1 + torch.rand(20, generator=generator)])
+    return (significands[:, None] * torch.exp2(torch.arange(-100, 101, 20).float())).flatten()
+
+
+def exactly(value: float, fmt: Format, rounding: str) -> float:
+    """Return 1 / X of the amax ``value``, in fractions and from the rules' own words."""
+    largest, target = Fraction(value), Fraction(fmt.scale_target)
+    emax = floor_log2(target)
+    if rounding == "rceil":
+        return float(1 / power(ceil_log2(largest / target)))
+    if rounding == "ceil":
+        return float(1 / power(ceil_log2(largest) - emax))
+    if rounding == "even":  # to the spacing that the format's largest binade has, here in the binade of amax
+        unit = largest_spacing(fmt, emax) / power(emax) * power(floor_log2(largest))
+        largest = round(largest / unit) * unit  # a Fraction's round goes to even at a tie
+    return float(1 / power(floor_log2(largest) - emax))
+
+
+@cache
+def largest_spacing(fmt: Format, emax: int) -> Fraction:
+    values = [Fraction(v) for v in fmt.values if power(emax) <= Fraction(v) < 2 * power(emax)]
+    return values[1] - values[0] if len(values) > 1 else power(emax)
+
+
+def power(exponent: int) -> Fraction:
+    return Fraction(2) ** exponent
+
+
+def floor_log2(x: Fraction) -> int:
+    exponent = x.numerator.bit_length() - x.denominator.bit_length()
+    return exponent if power(exponent) <= x else exponent - 1
+
+
+def ceil_log2(x: Fraction) -> int:
+    return -floor_log2(1 / x)
+
+
+@pytest.mark.parametrize("rounding", SCALE_ROUNDINGS)
+@pytest.mark.parametrize("fmt", SMALL, ids=name_of)
+def test_every_path_has_the_rule_in_fractions(fmt, rounding):
+    amaxes, options = decisive(fmt), {"scale_format": "E8M0", "scale_rounding": rounding}
+    expected = torch.tensor([exactly(value, fmt, rounding) for value in amaxes.tolist()])
+    constants = format_constants(fmt)
+    assert torch.equal(compute_scale(amaxes, fmt, **options), expected)
+    assert torch.equal(scale_from_amax(amaxes, constants, **options), expected)
+    rows, rule = amaxes[:, None], scale_rule("E8M0", rounding)
+    (by_loops,) = quantize_operands([rows], [constants], granularity="row", dtype=torch.float32, **options)
+    by_tensors = quantize_by_tensors(rows, constants, None, ROWS, 1, rule, torch.float32)
+    assert torch.equal(by_loops.scale, expected[:, None]) and torch.equal(by_tensors[1], expected[:, None])
+    assert torch.equal(by_loops.values, by_tensors[0])
+
+
+def blocks(dtype: torch.dtype) -> Tensor:
+    """Return 400 blocks of 32, in all binades that torchao's smallest and largest scales leave to the elements."""
+    generator = torch.Generator().manual_seed(0)
+    exponents = torch.randint(-80, 80, (400, 1), generator=generator).float()
+    return (torch.randn(400, 32, generator=generator) * torch.exp2(exponents)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("rounding", SCALE_ROUNDINGS)
+@pytest.mark.parametrize("name", TORCHAO)
+def test_codes_of_scales_and_elements_are_those_of_torchao(name, rounding, dtype):
+    mx = pytest.importorskip("torchao.prototype.mx_formats.mx_tensor")
+    x = blocks(dtype)
+    theirs = mx.MXTensor.to_mx(x, TORCHAO[name], 32, mx.ScaleCalculationMode(rounding))
+    scale = compute_scale(amax(x, "block"), name, scale_format="E8M0", scale_rounding=rounding)
+    assert torch.equal(encode_mx_scale(scale), theirs.scale.view(torch.uint8).reshape(scale.shape))
+    values = quantize(x.float(), name, scale=broadcast_scale(scale, x.shape[1]))
+    assert torch.equal(values, theirs.dequantize(torch.float32))
