@@ -17,7 +17,7 @@ import pytest
 
 from altgrad.common.files import read_json, write_json, write_text
 from altgrad.config import Cell
-from altgrad.config.schema import LocalCorpus, Rule, Tokenizer
+from altgrad.config.schema import Diagnose, LocalCorpus, Rule, Tokenizer
 from altgrad.config.tasks import Classify
 from altgrad.data import write_tokens
 from altgrad.diagnostics import diagnose_cell
@@ -144,11 +144,13 @@ def resumed(cell: Cell, tokens: Path, root: Path, monkeypatch: pytest.MonkeyPatc
     return found
 
 
-def diagnosed(cell: Cell, run: Path, root: Path, tokens: Path | None = None) -> tuple[dict[str, Any], pd.DataFrame]:
+def diagnosed(
+    cell: Cell, run: Path, root: Path, tokens: Path | None = None, settings: Diagnose | None = None
+) -> tuple[dict[str, Any], pd.DataFrame]:
     """Return the diagnosis of a run and its rows, which are written to ``root``."""
     files = [root / f"diagnosis.{suffix}" for suffix in ("json", "parquet")]
     write_text(root / "cell.json", cell.to_json())
-    diagnose_cell(root / "cell.json", run, *files, tokens)
+    diagnose_cell(root / "cell.json", run, *files, tokens, settings)
     return read_json(files[0]), pd.read_parquet(files[1])
 
 
