@@ -86,7 +86,7 @@ simulate: env
 	python -m altgrad.reporting.simulate
 
 injected: env
-	python -m tests.diagnostics.injected
+	python -m reports.first_anomaly.injected
 
 # SET and VARY change settings for the search alone.
 stability: env

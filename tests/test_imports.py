@@ -19,8 +19,8 @@ import altgrad.integrations
 loaded("torch._dynamo torch._inductor geoopt torchao triton " + FRAMEWORKS)
 
 from altgrad.optim.checks import check_cells
-from tests.training.test_arms import cell_of
-check_cells([cell_of("rung")], 300, "bf16")
+from tests.training.conftest import arm_cell
+check_cells([arm_cell("rung")], 300, "bf16")
 loaded("torch._dynamo torchao")
 
 import torch

@@ -83,8 +83,7 @@ def mantissas(arguments: list[str]) -> None:
     found = mantissas.mantissas(cell, run, settings.data / "tokens")
     shown = (100 * mantissas.clamped(found, settings.format)).round(1).reset_index()
     path = settings.out / f"{cell.key}.csv"
-    settings.out.mkdir(parents=True, exist_ok=True)
-    found.round(6).to_csv(path, index=False, lineterminator="\n")
+    _write(found, path)
     blocks, magnitude = mantissas.spread_evenly(settings.format)
     print(f"What scales by floor would clamp in {settings.format}, in per cent of a tensor's blocks, and of the sum of")
     print("their largest elements; mean over the run's snapshots. Elements spread evenly over their binades give")
@@ -115,14 +114,14 @@ def ptq(arguments: list[str]) -> None:
             cell, run, settings.data / "tokens", settings.formats, settings.granularity,
             weights_only=settings.weights_only, metric=metric,
         )  # fmt: skip
-        so = evaluated.trained(settings.data, cell, settings.formats, compared.final)
-        cost = {name: value - after[evaluated.UNQUANTIZED] for name, value in after.items()}
-        rows += [(cell.key, name, after[name], cost[name], so.get(name)) for name in after]
-    table = _table(rows, ["cell", "format", "after", "cost", "trained_so"], settings.out)
-    mean = table.groupby("format", sort=False)[["after", "cost", "trained_so"]].mean()
-    of = f"{compared.title} of test documents, higher is better" if metric else compared.unit
-    print(f"Mean of {_cells(table)}, {of}; `after` is quantized after training:")
-    print(mean.to_string(float_format="{:.4f}".format, na_rep="-"))
+        trained = evaluated.trained(settings.data, cell, settings.formats, compared.final)
+        rows += [
+            {"cell": cell.key, "format": name, "after": value, "cost": value - after[evaluated.UNQUANTIZED],
+             "trained_so": trained.get(name)} for name, value in after.items()
+        ]  # fmt: skip
+    unit = f"{compared.title} of test documents, higher is better" if metric else compared.unit
+    what = f"{unit}; `after` is quantized after training"
+    _show(rows, ["format"], ["after", "cost", "trained_so"], what, settings.out)
 
 
 def prune(arguments: list[str]) -> None:
@@ -139,14 +138,12 @@ def prune(arguments: list[str]) -> None:
     for key in dict.fromkeys(settings.cell):
         cell, run = _finished(settings.data, key)
         after = evaluated.pruned(cell, run, settings.data / "tokens", settings.shares)
+        identity = {"cell": key, "format": cell.format, "optimizer": cell.optimizer, "seed": cell.seed}
         rows += [
-            (key, cell.format, cell.optimizer, cell.seed, share, loss, loss - after[0.0])
-            for share, loss in after.items()
+            identity | {"share": share, "after": loss, "cost": loss - after[0.0]} for share, loss in after.items()
         ]
-    table = _table(rows, ["cell", "format", "optimizer", "seed", "share", "after", "cost"], settings.out)
-    mean = table.groupby(["format", "optimizer", "share"], sort=False)[["after", "cost"]].mean()
-    print(f"Mean of {_cells(table)}, nats per token; this share of each layer's weights zero:")
-    print(mean.to_string(float_format="{:.4f}".format))
+    what = "nats per token; this share of each layer's weights zero"
+    _show(rows, ["format", "optimizer", "share"], ["after", "cost"], what, settings.out)
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
@@ -165,19 +162,22 @@ def _parser(command: str, argument: str, meaning: str, **options: Any) -> Argume
     return parser
 
 
-def _table(rows: list[tuple[Any, ...]], columns: list[str], out: Path | None) -> pd.DataFrame:
+def _show(rows: list[dict[str, Any]], groups: list[str], values: list[str], what: str, out: Path | None) -> None:
+    """Print the mean of ``values`` over cells, and write all ``rows`` to ``out``."""
     import pandas as pd
 
-    table = pd.DataFrame(rows, columns=columns)
+    table = pd.DataFrame(rows)
     if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        table.round(6).to_csv(out, index=False, lineterminator="\n")
-    return table
-
-
-def _cells(table: pd.DataFrame) -> str:
+        _write(table, out)
     count = table["cell"].nunique()
-    return f"{count} cell{'' if count == 1 else 's'}"
+    print(f"Mean of {count} cell{'' if count == 1 else 's'}, {what}:")
+    mean = table.groupby(groups, sort=False)[values].mean()
+    print(mean.to_string(float_format="{:.4f}".format, na_rep="-"))
+
+
+def _write(table: pd.DataFrame, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table.round(6).to_csv(path, index=False, lineterminator="\n")
 
 
 def _share(text: str) -> float:
@@ -198,9 +198,9 @@ def _format_name(name: str) -> str:
 
 
 def _finished(data: Path, key: str) -> tuple[Cell, Path]:
-    """Return a finished cell and its run's folder, and take the threads that it trained with: a small cell's own.
+    """Return a finished cell and its run's folder, and use as many threads as it trained with.
 
-    Raises :class:`UserError` if there is none.
+    Raises :class:`UserError` if there is no such cell or it is not finished.
     """
     path, run = data / "grid" / f"{key}.json", data / "runs" / key
     if not path.is_file():
@@ -211,7 +211,7 @@ def _finished(data: Path, key: str) -> tuple[Cell, Path]:
     import torch
 
     cell = Cell.read(path)
-    torch.set_num_threads(cell.model.threads)  # so losses are the run's own bits, and small products wait for nobody
+    torch.set_num_threads(cell.model.threads)  # so losses have the run's bits, and small products wait for no thread
     return cell, run
 
 

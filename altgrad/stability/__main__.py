@@ -20,9 +20,6 @@ from altgrad.reporting.figures.style import drawing, looks, panels, save
 from altgrad.reporting.markdown import Column, Picture, Table, listed, number, plural, to_markdown, words
 from altgrad.stability.search import Edge, Ladder, Search, edge_of
 
-if TYPE_CHECKING:
-    pass
-
 PARAMS, RUNS = Path("params.yaml"), Path("data/runs")
 OUT = Path("reports/stability")
 WITHIN = 0.1  # nats per token

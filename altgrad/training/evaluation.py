@@ -1,9 +1,9 @@
-"""The loss on the fixed validation sample, whether the compiled graph computes what the model does, and other measures.
+"""The loss on the fixed validation sample, the check of the compiled graph, and how well a classifier finds labels.
 
-Of a classifier the others say how well it finds labels. While it trains that is of the validation documents whose loss
-is taken too, with the best thresholds for them. At its end thresholds are chosen on all validation documents, and the
-test documents, seen by nothing before, are judged by them; ``scores.safetensors`` then holds what all of these metrics
-are made of, and ``predictions.csv`` the same in a row per document.
+While a classifier trains, its metrics are those of the validation documents of the sample, with the best thresholds for
+them. At its end thresholds are chosen on all validation documents, and the test documents, used nowhere before, are
+judged by them. ``scores.safetensors`` then holds the scores that all metrics are computed from, and ``predictions.csv``
+the same in a row per document.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from altgrad.training import machine
 from altgrad.training.ranks import Ranks
 from altgrad.training.records import write_csv, write_tensors
 
-TOLERANCE = 0.01  # relative, of a loss compiled and not; these differ by 1e-5 or so, where sums are rounded elsewhere
+TOLERANCE = 0.01  # relative difference of the compiled loss; usual is 1e-5, since sums are rounded elsewhere
 LARGEST_EXPONENT = 709.0  # beyond it exp() leaves float64
 
 
 class Evaluation:
-    """Evaluates ``model``, or ``loss_of`` which is it or its compiled graph, in ``compute``: bf16 or float32."""
+    """Evaluates ``loss_of``, the ``model`` or its compiled graph, with products in ``compute``: bf16 or float32."""
 
     def __init__(
         self, cell: Cell, model: nn.Module, task: Task, device: torch.device, compute: str, ranks: Ranks
@@ -49,21 +49,21 @@ class Evaluation:
     def loss(self) -> float | None:
         """Return the mean loss in nats, per token or label; ``None`` if it is not finite.
 
-        Where training and evaluation compute the same function, the compiled graph of training is used, whose guards
-        ask for its modes; a second one would have to be compiled otherwise.
+        If training and evaluation compute the same function, the model stays in training mode, so that the compiled
+        graph of training serves both.
         """
         inputs, targets = self._sample
         total, same = 0.0, self._is_as_in_training()
         self._model.train(same)
         with self._ranks.gathered(), torch.set_grad_enabled(same):
             for start in range(0, len(inputs), self._batch):
-                given = [t[start : start + self._batch] for t in (inputs, targets)]
+                batch = [t[start : start + self._batch] for t in (inputs, targets)]
                 loss_of: Callable[..., Tensor] = self._model
-                count = len(given[0])  # for a last, smaller batch, that each process does whole
-                if count == self._batch:
-                    given, loss_of = [self._ranks.share(t) for t in given], self.loss_of
+                count = len(batch[0])
+                if count == self._batch:  # each process evaluates the whole of a last, smaller batch
+                    batch, loss_of = [self._ranks.share(t) for t in batch], self.loss_of
                 began = time.perf_counter()
-                total += self._of(loss_of, given) * count
+                total += self._of(loss_of, batch) * count
                 self.seconds.append(time.perf_counter() - began)
         self._model.train()
         mean = total / len(inputs)
@@ -72,17 +72,17 @@ class Evaluation:
     def check_graph(self) -> None:
         """Raise :class:`UserError` where the compiled graph does not compute what the model does.
 
-        A compiler's error would be taken for a format's divergence. One batch is evaluated both ways, where that
-        changes nothing of the model's.
+        A compiler's error would look like a format's divergence. One batch is evaluated both ways, unless that would
+        change the model's state.
         """
-        first = [t[: self._batch] for t in self._sample]
-        if self.loss_of is self._model or len(first[0]) < self._batch or not self._is_as_in_training():
+        batch = [t[: self._batch] for t in self._sample]
+        if self.loss_of is self._model or len(batch[0]) < self._batch or not self._is_as_in_training():
             return
-        given = [self._ranks.share(t) for t in first]
+        batch = [self._ranks.share(t) for t in batch]
         with self._ranks.gathered():
-            compiled = self._of(self.loss_of, given)
+            compiled = self._of(self.loss_of, batch)
             with torch.no_grad():
-                plain = self._of(self._model, given)
+                plain = self._of(self._model, batch)
         if math.isfinite(plain) and not abs(compiled - plain) <= TOLERANCE * abs(plain):
             raise UserError(
                 f"the compiled model's first loss is {compiled:.6g} and the model's own {plain:.6g}: the C++ compiler "
@@ -90,20 +90,20 @@ class Evaluation:
                 f"{machine.compile_cache(Path())}"
             )
 
-    def _of(self, loss_of: Callable[..., Tensor], given: list[Tensor]) -> float:
-        """Return the loss of a batch, of which each process has its share."""
+    def _of(self, loss_of: Callable[..., Tensor], batch: list[Tensor]) -> float:
+        """Return the loss of a batch, of which each process holds its share."""
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._compute == "bf16"):
-            loss = loss_of(*(t.to(self._device) for t in given))
+            loss = loss_of(*(t.to(self._device) for t in batch))
         return self._ranks.sum(loss.detach() / self._ranks.count).item()
 
     def _is_as_in_training(self) -> bool:
-        """Whether training and evaluation compute the same: nothing dropped, remembered or stochastically rounded."""
+        """Return whether the training mode drops, remembers and stochastically rounds nothing."""
         changes = (module.changes for module in self._model.modules() if isinstance(module, Quantizer))
         return not self._dropout and not any(changes)
 
 
 class LossAlone:
-    """The measures of a language model: none but its loss."""
+    """The measures of a language model beside its loss: its perplexity, at the end."""
 
     columns: tuple[str, ...] = ()
 
@@ -114,8 +114,8 @@ class LossAlone:
         return {"perplexity": None if val_loss is None else math.exp(min(val_loss, LARGEST_EXPONENT))}
 
 
-class Found:
-    """How well ``model`` finds the labels of ``task``, evaluated in ``compute``: bf16 or float32."""
+class LabelMetrics:
+    """The measures of a classifier: how well ``model`` finds the labels of ``task``; products are in ``compute``."""
 
     columns = tuple(ON_VALIDATION.values())
 
@@ -126,58 +126,58 @@ class Found:
         self._thresholds = cell.task.thresholds
 
     def now(self) -> list[float | None]:
-        """Return the metrics of the evaluated documents; None where a score is not finite, or but one label there."""
-        from altgrad.data.labels import choose_thresholds, classification_metrics  # which loads scikit-learn
+        """Return the metrics of the sample's documents, ``None`` if a score is not finite or only one label occurs."""
+        from altgrad.data.classification import choose_thresholds, classification_metrics  # which loads scikit-learn
 
         truth, scores = self._scores(self._task.pieces, self._sequences)
-        kept = truth.any(axis=0)  # a sample may lack a label
-        if not np.isfinite(scores).all() or kept.sum() < 2:
+        occurring = truth.any(axis=0)
+        if not np.isfinite(scores).all() or occurring.sum() < 2:
             return [None] * len(TITLES)
-        truth, scores = truth[:, kept], scores[:, kept]
-        found = classification_metrics(truth, scores, choose_thresholds(truth, scores, self._thresholds))
-        return [found[name] for name in TITLES]
+        truth, scores = truth[:, occurring], scores[:, occurring]
+        metrics = classification_metrics(truth, scores, choose_thresholds(truth, scores, self._thresholds))
+        return [metrics[name] for name in TITLES]
 
     def final(self, val_loss: float | None, out: Path) -> dict[str, Any]:
-        """Return the metrics of validation and test documents, and write the scores that they are of to ``out``."""
-        from altgrad.data.labels import choose_thresholds, classification_metrics
+        """Return the metrics of validation and test documents, and write their scores to the folder ``out``."""
+        from altgrad.data.classification import choose_thresholds, classification_metrics
 
         metrics: dict[str, Any] = dict.fromkeys(["perplexity", *ON_VALIDATION.values(), *ON_TEST.values()])
         metrics["read_frac"] = self._task.of("test").share_read
         if val_loss is None:
             return metrics
         columns: dict[Split, dict[Any, str]] = {"val": ON_VALIDATION, "test": ON_TEST}
-        found = {split: self._scores(self._task.of(split)) for split in columns}
-        if not all(np.isfinite(scores).all() for _, scores in found.values()):
+        scored = {split: self._scores(self._task.of(split)) for split in columns}
+        if not all(np.isfinite(scores).all() for _, scores in scored.values()):
             return metrics
-        thresholds = choose_thresholds(*found["val"], self._thresholds)
+        thresholds = choose_thresholds(*scored["val"], self._thresholds)
         tensors = {"thresholds": torch.from_numpy(thresholds)}
-        for split, (truth, scores) in found.items():
+        for split, (truth, scores) in scored.items():
             tensors |= {f"{split}/truth": torch.from_numpy(truth), f"{split}/scores": torch.from_numpy(scores)}
             values = classification_metrics(truth, scores, thresholds)
             metrics |= {columns[split][name]: value for name, value in values.items()}
         write_tensors(out / "scores.safetensors", tensors)
-        write_csv(out / "predictions.csv", self._predictions(found, thresholds))
+        write_csv(out / "predictions.csv", self._predictions(scored, thresholds))
         return metrics
 
-    def _predictions(self, found: Mapping[Split, TruthAndScores], thresholds: np.ndarray) -> Iterator[list[Any]]:
-        """Yield the columns' names, then a row per document: its labels, those it is given, and all scores, logits."""
+    def _predictions(self, scored: Mapping[Split, TruthAndScores], thresholds: np.ndarray) -> Iterator[list[Any]]:
+        """Yield the columns' names, then a row per document: true labels, predicted labels, and all scores (logits)."""
         names = np.array(self._task.pieces.labels, dtype=object)
         yield ["split", "document", "true", "predicted", *(f"score {name}" for name in names)]
-        for split, (truth, scores) in found.items():
+        for split, (truth, scores) in scored.items():
             rows = zip(self._task.of(split).documents, truth, scores >= thresholds, scores, strict=True)
-            for document, own, given, score in rows:
-                yield [split, document, label_text(tuple(names[own])), label_text(tuple(names[given])), *score]
+            for document, true, predicted, score in rows:
+                yield [split, document, label_text(tuple(names[true])), label_text(tuple(names[predicted])), *score]
 
     def _scores(self, pieces: Pieces, sequences: int | None = None) -> TruthAndScores:
         self._model.eval()
         with torch.no_grad(), torch.autocast(self._device.type, torch.bfloat16, enabled=self._compute == "bf16"):
-            found = pieces.scores(lambda tokens: self._model(tokens.to(self._device)), self._batch, sequences)
+            scores = pieces.scores(lambda tokens: self._model(tokens.to(self._device)), self._batch, sequences)
         self._model.train()
-        return found
+        return scores
 
 
 def measures_of(
     cell: Cell, model: nn.Module, task: Task, device: torch.device, compute: str
-) -> LossAlone | Found:  # fmt: skip
-    """Return what is measured of a cell's model besides its loss; ``task`` is of its validation split."""
-    return Found(cell, model, task, device, compute) if isinstance(task, Classification) else LossAlone()
+) -> LossAlone | LabelMetrics:  # fmt: skip
+    """Return the measures of a cell's model beside its loss; ``task`` is of the validation split."""
+    return LabelMetrics(cell, model, task, device, compute) if isinstance(task, Classification) else LossAlone()

@@ -1,7 +1,7 @@
 """Compiled graphs, one for all models of the same structure, for as long as the process lives.
 
-Loading a graph from the cache on disk takes seconds, a small model's whole run hardly longer. A format enters a graph
-as a tensor, and so do weights, so that the next cell of a process finds the graph of the one before ready to be called.
+Loading a graph from the cache on disk takes seconds, and a small model's whole run little longer. Formats and weights
+enter a graph as tensors, so the next cell of a process can call the graph of the one before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from altgrad.training.machine import RECORDS, recorded
 if TYPE_CHECKING:
     from torch._dynamo.types import GuardFilterEntry
 
-# What these do follows from what `structure` reads of them. A model with any other module has a graph of its own.
+# `structure` reads all that these modules depend on. A model with any other module has a graph of its own.
 KNOWN = {
     GPT, Block, Attention, MLP, QuantizedLinear, Quantizer,
     nn.Linear, nn.Embedding, nn.LayerNorm, nn.Dropout, nn.ModuleList, nn.ModuleDict,
@@ -42,9 +42,9 @@ _graphs: dict[Hashable, Graph] = {}
 
 
 def compile_model(model: nn.Module, mode: str = "default") -> Callable[..., Tensor]:
-    """Return ``model`` compiled for the shapes that it is called with, and for training and evaluation.
+    """Return ``model`` compiled for training and evaluation, for each shape that it is called with.
 
-    A graph that this process has of a model of the same `structure` is used again. ``mode`` is `torch.compile`'s.
+    A graph of this process for a model of the same `structure` is used again. ``mode`` is that of `torch.compile`.
     """
     key = structure(model)
     key = key if key is None else (mode, key)
@@ -55,7 +55,7 @@ def compile_model(model: nn.Module, mode: str = "default") -> Callable[..., Tens
 
 
 class Graph:
-    """A graph to come of all models of one structure, called with a model and its inputs."""
+    """The graph of all models of one structure, called with a model and its inputs, and compiled at the first call."""
 
     def __init__(self, device: str, key: Hashable, mode: str) -> None:
         self._call = _compiled(device, mode, of_one_structure=key is not None)
@@ -73,46 +73,46 @@ class Graph:
 
 @contextmanager
 def _compiled_by_one_process(what: str) -> Iterator[None]:
-    """Wait while another process compiles the same, if nobody has: it is then found in the cache on disk.
+    """Wait while another process compiles the same graph; it is then found in the cache on disk.
 
-    Two of them at it at once would each take twice as long. Whoever finds it loads it without waiting for others. Nor
-    do the processes of one cell wait, since the first call of each is done only with that of all.
+    Two processes that compile it at once would each take twice as long. A graph in the cache is loaded without waiting.
+    Nor do the processes of one cell wait for each other: the first call of each ends only with that of all.
     """
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if folder is None or dist.is_initialized():
         yield
         return
-    made = Path(folder, RECORDS, f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.json")
-    made.parent.mkdir(parents=True, exist_ok=True)
-    if made.exists():
+    record = Path(folder, RECORDS, f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.json")
+    record.parent.mkdir(parents=True, exist_ok=True)
+    if record.exists():
         yield
         return
-    with open(made.with_suffix(".lock"), "w") as lock:
+    with open(record.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with nullcontext() if made.exists() else recorded(Path(folder), made):
+        with nullcontext() if record.exists() else recorded(Path(folder), record):
             yield
 
 
 def structure(model: nn.Module) -> Hashable | None:
-    """Return all that a graph of ``model`` is made for, but for its mode and inputs; ``None`` if that is not known.
+    """Return all that a graph of ``model`` depends on beside its mode and inputs, ``None`` if that is not known.
 
-    Shapes and dtypes of its tensors, and which of them are one and the same; of a quantized layer what its products
-    are settled by, which is all but the formats' constants.
+    These are the shapes and dtypes of its tensors, which of them are shared, and the settings of a quantized layer's
+    products, without the formats' constants.
     """
     places: dict[int, int] = {}
-    found: list[Hashable] = []
+    parts: list[Hashable] = []
     for name, module in model.named_modules(remove_duplicate=False):
         if type(module) not in KNOWN:
             return None
-        found.append((name, type(module), *_settled(module)))
+        parts.append((name, type(module), *_settings(module)))
         for kind, t in chain(module._parameters.items(), module._buffers.items()):
-            one = None if t is None else (places.setdefault(id(t), len(places)), t.shape, t.dtype, t.device)
-            found.append((kind, one, t is not None and t.requires_grad))
-    return tuple(found)
+            tensor = None if t is None else (places.setdefault(id(t), len(places)), t.shape, t.dtype, t.device)
+            parts.append((kind, tensor, t is not None and t.requires_grad))
+    return tuple(parts)
 
 
-def _settled(module: nn.Module) -> Iterator[Hashable]:
-    """Yield what a module's computation depends on besides its mode, tensors and children."""
+def _settings(module: nn.Module) -> Iterator[Hashable]:
+    """Yield what a module's computation depends on beside its mode, tensors and children."""
     yield from (len(module._forward_pre_hooks), len(module._forward_hooks))
     if isinstance(module, GPT):
         yield module.config
@@ -126,31 +126,30 @@ def _settled(module: nn.Module) -> Iterator[Hashable]:
 
 
 def _compiled(device: str, mode: str, of_one_structure: bool) -> Callable[..., Tensor]:
-    """Return what compiles when it is first called, with a model and its inputs.
+    """Return a function of a model and its inputs that is compiled when it is first called.
 
-    Before each call torch checks what the graph was made for, one attribute of the model after the other: 0.5 ms in
-    a step of `nano` in an 8-bit format. Models that share it have one structure, which nothing changes; what changes
-    is their mode, so that is all of a model that is checked. Nor does the graph check the sizes of what it reads. A
-    model of modules that are not known may be traced in pieces, whose code other models have too: where torch cannot
-    keep those apart (`ISOLATES`), all is checked.
+    Before each call torch checks every attribute of the model that the graph depends on: 0.5 ms in a step of `nano` in
+    an 8-bit format. Models that share a graph have one structure, which never changes, so only their mode is checked,
+    and sizes are not. A model with unknown modules may be traced in pieces, whose code other models share. Where torch
+    cannot keep those apart (`ISOLATES`), everything is checked.
 
-    On a CPU the graph is C++ throughout. Called from Python, operators find their code gone from the caches after a
-    product of matrices, 26 us each instead of 3, and a step has a hundred: `nano` wins 1 % in bf16 and 2 % in an 8-bit
-    format, for a sixth more time in the compiler.
+    On a CPU the whole graph is C++. After a product of matrices the code of operators called from Python has left the
+    caches: 26 us each instead of 3, and a step has a hundred. `nano` gains 1 % in bf16 and 2 % in an 8-bit format, for
+    a sixth more time in the compiler.
     """
 
     def depends_on(guards: Sequence[GuardFilterEntry]) -> list[bool]:
-        settled = ("model", "G[")  # the model, and the modules of Python that its code is in
-        return [guard.name.endswith(".training") or not guard.name.startswith(settled) for guard in guards]
+        fixed = ("model", "G[")  # the model, and the Python modules of its code
+        return [guard.name.endswith(".training") or not guard.name.startswith(fixed) for guard in guards]
 
     def call(model: nn.Module, *inputs: Tensor) -> Tensor:
-        return model(*inputs)  # with its hooks, which would be graphs of their own were it compiled itself
+        return model(*inputs)  # the hooks of a model that is compiled itself would be graphs of their own
 
     calls = {"cpp_wrapper": device == "cpu", "cpp_wrapper_build_separate": device == "cpu"}
     _prepare_compiler(device)
     options: dict[str, Any] = {"size_asserts": False, **calls}
     if mode != "default":
-        from torch._inductor import list_mode_options  # which torch.compile takes options or a mode of
+        from torch._inductor import list_mode_options  # torch.compile takes a mode or options, not both
 
         options |= list_mode_options(mode)
     if of_one_structure or ISOLATES:
@@ -159,15 +158,14 @@ def _compiled(device: str, mode: str, of_one_structure: bool) -> Callable[..., T
 
 
 def _prepare_compiler(device: str) -> None:
-    """Tell torch that what it takes for unsafe to keep on disk is safe, and keep GCC from compiling it wrongly.
+    """Let torch cache the quantized product on disk, and keep GCC from compiling a transposition wrongly.
 
-    The quantized product is a pure function of its arguments, which is what caching it asks for, and those of leaving
-    autocast are in the graph.
+    Caching needs pure functions: the quantized product is one, and the arguments of leaving autocast are in the graph.
 
-    GCC 12.2 compiles the transposition of 32 by 32 bfloat16 numbers, which torch writes in intrinsics, to one of other
-    numbers, when it joins scalar operations into vectors of 512 bits (``-ftree-slp-vectorize``, part of ``-O3``). It
-    does so where it does not know the processor well enough to prefer 256 bits, as in virtual machines that hide AMX.
-    torch has no setting for other flags; it passes on whatever stands for that of contraction.
+    GCC 12.2 compiles torch's transposition of 32 by 32 bfloat16 numbers wrongly when it joins scalar operations into
+    vectors of 512 bits (``-ftree-slp-vectorize``, part of ``-O3``). It does so where it does not know the processor
+    well enough to prefer 256 bits, as in virtual machines that hide AMX. torch has no setting for further flags, but
+    passes on the text of its flag for contraction.
     """
     import torch._functorch.config as functorch
     import torch._inductor.config as inductor  # which loads the compiler, and most processes compile nothing

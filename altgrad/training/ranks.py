@@ -1,17 +1,15 @@
 """The processes that train one cell together: each has a share of every micro-batch, and a part of each weight.
 
-Data-parallel training by torch's FSDP2, `fully_shard` (Zhao et al. 2023, arXiv:2304.11277), as users of
-`quantize_model` have it. It is to be the run of one process: gradients are summed over the shares of the batch, scales
-are those of the whole batch (`altgrad.model.quantized.data_parallel`), and the parts of weights and moments, split by
-their rows, are stepped to the bits of the whole (`altgrad.optim.sharded`). What differs from one process is where sums
-are rounded.
+Data-parallel training by torch's FSDP2, `fully_shard` (Zhao et al. 2023, arXiv:2304.11277). The result is the run of
+one process, but for where sums are rounded. Gradients are summed over the shares of the batch, scales are those of the
+whole batch (`altgrad.model.quantized.data_parallel`), and the parts of weights and moments, split by rows, are stepped
+to the bits of the whole (`altgrad.optim.sharded`).
 
-All weights are one group: they are gathered before the loss and left after its last backward pass, so that between
-lies the one compiled graph that a process by itself has, without a word from FSDP2, and without any where a model's
-blocks would each wait for their own weights.
+All weights are one group. They are gathered before the loss and released after its last backward pass, so the compiled
+graph in between is that of a single process, without any code of FSDP2.
 
-Process 0 is the stage itself. It alone records, writes checkpoints and is told to stop; what it looks at between
-steps it looks at by itself, on whole weights and the whole batch. A checkpoint knows nothing of how many there were.
+Process 0 is the stage itself. It alone records, writes checkpoints and is told to stop. It measures between steps by
+itself, on whole weights and the whole batch. A checkpoint does not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -33,22 +31,22 @@ from altgrad.config import Cell
 from altgrad.model.quantized.data_parallel import rows_not_shared
 
 Seen = TypeVar("Seen")
-MEETING, CELL = "meeting", "cell.json"  # files of a scratch folder, for the processes to find each other and the cell
+MEETING, CELL = "meeting", "cell.json"  # files of the scratch folder: where processes meet, and their cell
 FURTHER = """
 from altgrad.common.errors import run_stage
 from altgrad.training.run import train_beside
 run_stage(train_beside)
 """
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"  # nothing of a cell leaves its machine
-ENDED_WITHIN = 10.0  # seconds in which a process that failed is gone
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"  # the processes are on one machine
+ENDED_WITHIN = 10.0  # seconds in which a process that failed ends
 
 
 class Ranks:
-    """This process among ``count``, as number ``rank``, after `joined`; by itself without arguments."""
+    """This process, number ``rank`` among ``count``, after `joined`; by default the only one."""
 
     def __init__(self, rank: int = 0, count: int = 1) -> None:
         self.rank, self.count = rank, count
-        self._sharded: Any = None  # what FSDP2 has its hooks on
+        self._sharded: Any = None  # the module that FSDP2 has hooks on
 
     @property
     def first(self) -> bool:
@@ -61,7 +59,7 @@ class Ranks:
         return t[self.rank * length : (self.rank + 1) * length]
 
     def shard(self, model: nn.Module) -> None:
-        """Leave each process a part of each weight of ``model``, which `loss` and `gathered` make whole."""
+        """Leave this process a part of each weight of ``model``; `loss` and `gathered` make them whole."""
         if self.count == 1:
             return
         from torch.distributed.device_mesh import init_device_mesh
@@ -74,9 +72,9 @@ class Ranks:
         self._sharded.set_force_sum_reduction_for_comms(True)
 
     def loss(self, loss_of: Callable[..., Tensor], *inputs: Tensor, last: bool) -> Tensor:
-        """Return ``loss_of``, the model or its graph, of a share of a micro-batch.
+        """Return the loss of a share of a micro-batch by ``loss_of``, the model or its graph.
 
-        Only in the ``last`` one's backward pass are gradients summed over the processes.
+        Gradients are summed over the processes in the backward pass of the ``last`` micro-batch only.
         """
         if self._sharded is None:
             return loss_of(*inputs)
@@ -87,7 +85,7 @@ class Ranks:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Have whole weights meanwhile, which all processes gather together."""
+        """Hold whole weights inside; all processes gather them together."""
         if self._sharded is None:
             yield
             return
@@ -98,19 +96,20 @@ class Ranks:
             self._sharded.reshard()
 
     def alone(self, model: nn.Module, look: Callable[[], Seen]) -> Seen | None:
-        """Return what the first process sees by itself, of whole weights and a whole batch; ``None`` in the others."""
+        """Return ``look()`` of the first process, on whole weights and a whole batch; ``None`` in the others."""
         if self.count == 1:
             return look()
         with self.gathered(), rows_not_shared(model):
             return look() if self.first else None
 
     def sum(self, t: Tensor) -> Tensor:
-        """Return the sum of ``t`` over all processes, in each the same; may be ``t`` itself."""
+        """Return the sum of ``t`` over all processes, which may be ``t`` itself."""
         if self.count > 1:
             dist.all_reduce(t)
         return t
 
     def any(self, number: int) -> int:
+        """Return the largest ``number`` of all processes."""
         if self.count == 1:
             return number
         largest = torch.tensor([number])
@@ -124,7 +123,7 @@ class Ranks:
 
 
 class _Loss(nn.Module):
-    """A model that FSDP2 gathers before its loss is computed, by what `forward` is given for it."""
+    """A model that FSDP2 gathers before `forward` computes its loss by the function that it is given."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -136,7 +135,7 @@ class _Loss(nn.Module):
 
 @contextmanager
 def joined(meeting: Path, rank: int, count: int, device: torch.device) -> Iterator[Ranks]:
-    """Meet the other processes by the file ``meeting``; each has a GPU of its own if ``device`` is one."""
+    """Meet the other processes at the file ``meeting``; each uses its own GPU if ``device`` is one."""
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", LOOPBACK)
     backend = "gloo"
@@ -152,9 +151,9 @@ def joined(meeting: Path, rank: int, count: int, device: torch.device) -> Iterat
 
 @contextmanager
 def started(cell: Cell, tokens: Path, scratch: Path, root: Path, device: torch.device) -> Iterator[Ranks]:
-    """Start the other processes that ``cell`` is trained by, if any, and be the first.
+    """Start the further processes that ``cell`` asks for, if any, and be the first.
 
-    They end with this one, however it ends. Raises :class:`UserError` when one of them ends before it.
+    They end with this one, however it ends. Raises :class:`UserError` if one of them ends before it.
     """
     count = cell.train.devices
     if count == 1:
@@ -169,7 +168,7 @@ def started(cell: Cell, tokens: Path, scratch: Path, root: Path, device: torch.d
         for rank in range(1, count)
     ]
     try:
-        # One that has ended would be waited for at the meeting.
+        # At the meeting this process would wait for one that has ended.
         if not all(other.stdout and other.stdout.readline() for other in others):
             raise RuntimeError("a process ended before it met the others")
         with joined(meeting, 0, count, device) as ranks:
@@ -189,7 +188,7 @@ def started(cell: Cell, tokens: Path, scratch: Path, root: Path, device: torch.d
 
 
 def _first_ended(others: list[subprocess.Popen[bytes]]) -> int | None:
-    """Return the number of the first process that has failed, or fails now, counted from 0."""
+    """Return the index of the first process that has failed or fails now, ``None`` without one."""
     for number, other in enumerate(others):
         with suppress(subprocess.TimeoutExpired):
             if other.wait(ENDED_WITHIN):

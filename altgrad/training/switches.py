@@ -1,8 +1,8 @@
 """Which recipe of a cell's schedule is on, and when the next one takes over.
 
-What decides is known before a step, of the steps before it and of the batch at hand, and is in the checkpoint or comes
-again, so that a run that is resumed on either side of a change goes on with the same bits. An overflow is seen by
-instrumented passes alone: here, and nowhere else, how often one looks decides what one sees.
+The decision depends on earlier steps and the batch of the present one. All of it is in the checkpoint or is computed
+again, so a run that is resumed on either side of a change goes on with the same bits. Only instrumented passes see an
+overflow: here, and nowhere else, the result depends on how often a run is watched.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 
 from altgrad.config import Cell
 
-TINY = 1e-300  # a loss that nothing is divided by
+TINY = 1e-300  # keeps a loss of 0 from being a divisor
 
 
 class Switches:
-    """The place of ``cell`` in its schedule: 0 is what it begins with, 1 the first that takes over.
+    """The place of ``cell`` in its schedule: 0 is the first recipe, 1 the next.
 
-    ``made`` has for each change its ``step``, the first in the new recipe, that ``recipe``'s name, its ``place``, and
-    ``why``: after, overflow, spike or nonfinite. ``least`` is the smallest smoothed loss from the last one on.
+    ``made`` has an entry for each change: ``step``, the first in the new recipe, ``recipe``, its name, ``place``, and
+    ``why``: after, overflow, spike or nonfinite. ``least`` is the smallest smoothed loss since the last change.
     """
 
     def __init__(self, cell: Cell, made: list[dict[str, Any]] | None = None, least: float | None = None) -> None:
@@ -33,15 +33,15 @@ class Switches:
 
     @property
     def recipe(self) -> str:
-        """The name of the recipe that is on: that of the grid's entry at first."""
+        """The name of the present recipe, at first that of the grid's entry."""
         return self.made[-1]["recipe"] if self.made else self._cell.format
 
     def state(self) -> dict[str, Any]:
-        """Return what ``Switches(cell, **state)`` is restored of, as plain values."""
+        """Return plain values from which ``Switches(cell, **state)`` restores this object."""
         return {"made": self.made, "least": None if math.isinf(self._least) else self._least}
 
     def before(self, step: int, smoothed: float | None) -> bool:
-        """Return whether the recipe changes before ``step``, by its share of the steps or by the loss so far."""
+        """Change the recipe before ``step`` if its share of the steps or the loss so far says so; return whether."""
         self._smoothed = math.inf if smoothed is None else smoothed
         self._least = min(self._least, self._smoothed)
         over = [s.is_over(step - 1, self._cell.train.steps) for s in self._cell.schedule]
@@ -51,9 +51,9 @@ class Switches:
         return not math.isinf(self._smoothed) and self.when(step, spike=self._smoothed / max(self._least, TINY))
 
     def when(self, step: int, **seen: float) -> bool:
-        """Change to the next recipe that waits for something if it waits for what was ``seen``; return whether it does.
+        """Change to the next recipe that waits for an event, if ``seen`` is that event; return whether it is.
 
-        That is one of: ``spike``, ``overflow``, the share of a tensor of the step's batch, ``nonfinite``.
+        ``seen`` is one of ``spike``, a ratio; ``overflow``, a share of a tensor; ``nonfinite``, ``True``.
         """
         waiting = [(i, s.when) for i, s in enumerate(self._cell.schedule, 1) if i > self.place and s.when is not None]
         ((name, value),) = seen.items()

@@ -121,14 +121,6 @@ def test_flags_are_of_the_last_step_with_the_limit_of_the_layer(run_of: RunOf) -
     assert diagnosis["flags"] == [flag]
 
 
-def test_an_unquantized_run_has_what_needs_no_format(run_of: RunOf) -> None:
-    diagnosis, frame = run_of(snapshots(), None).diagnose()
-    known = {a.name for a in ANALYSES if not {"grid", "geometry"} & set(a.needs) and a.metric.offline == "weight"}
-    assert set(frame["metric"]) == known
-    assert {name for name, value in diagnosis["summary"].items() if value is not None} == known & SUMMARIZED
-    assert diagnosis["status"] == "ok"
-
-
 def test_the_bytes_are_the_same_every_time_whatever_the_threads(run_of: RunOf) -> None:
     run = run_of(snapshots(), gradients=gradients())
     threads = torch.get_num_threads()

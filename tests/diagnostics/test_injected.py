@@ -7,16 +7,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from altgrad.common.files import read_json
 from altgrad.metrics.first_anomaly import THRESHOLD, UPDATE_THRESHOLD
-from tests.diagnostics.injected import runs, score
-from tests.diagnostics.injected.__main__ import main
-from tests.diagnostics.injected.faults import FORMAT, HEALTHY, KINDS, LATE, NAN, OF_UPDATES, RATE, SCALE, Fault, drawn
-from tests.diagnostics.injected.runs import TENSORS
+from reports.first_anomaly.injected import runs, score
+from reports.first_anomaly.injected.__main__ import main
+from reports.first_anomaly.injected.faults import (
+    FORMAT,
+    HEALTHY,
+    KINDS,
+    NAN,
+    SCALE,
+    Fault,
+)
 
 KEPT = Path(__file__).parents[2] / "reports/first_anomaly"
 PLACE = ["layer", "role", "metric"]
@@ -54,42 +59,18 @@ def test_a_wrong_scale_is_that_of_one_tensor_from_its_step_on(short, tmp_path, m
     assert (earlier == 1).all() and (weights == 1).all() and len(earlier) and len(weights)
 
 
-def test_a_rate_that_goes_wrong_late_makes_all_updates_larger_from_its_step_on(short, tmp_path, monkeypatch) -> None:
-    healthy, faulty = trained_with(tmp_path, monkeypatch, Fault(LATE, role="update", step=4, size=8.0))
-    assert faulty[[1, 2]].reindex(healthy.index).equals(healthy[[1, 2]])
-    ratio = (faulty[4] / healthy[4]).xs("update", level="role").xs("update_l2", level="metric")
-    assert ratio.pop("head") == 1  # the embedding's weight, whose rate is another
-    assert len(ratio) == 8 and np.allclose(ratio, 8, rtol=1e-2)  # weights' shares of decay are as they were
-
-
-@pytest.mark.parametrize(
-    ("layer", "role", "rows"),
-    [
-        ("blocks.0.mlp.up", "weight", "output row 0 (of 128)"),
-        ("blocks.0.mlp.up", "input", "input feature 0 (of 32)"),
-        ("blocks.1.mlp.down", "grad", "output row 0 (of 32)"),
-        ("blocks.0.attn.qkv", "grad", "output row 0 (of 96)"),
-        ("head", "weight", "output row 0 (of 64)"),  # the embedding's too, which spoils all that follows
-    ],
-)
-def test_a_nan_is_in_its_tensor_at_its_step_and_in_rows_that_the_run_names(
-    short, tmp_path, monkeypatch, layer, role, rows
-) -> None:
+@pytest.mark.parametrize(("layer", "role", "rows"), [
+    ("blocks.0.mlp.up", "input", "input feature 0 (of 32)"),
+    ("blocks.0.attn.qkv", "grad", "output row 0 (of 96)"),
+    ("head", "weight", "output row 0 (of 64)"),  # the embedding's too, which spoils all that follows
+])  # fmt: skip
+def test_a_nan_is_where_the_run_says(short, tmp_path, monkeypatch, layer, role, rows) -> None:
     monkeypatch.setattr(runs, "KINDS", {NAN: ""})
     monkeypatch.setattr(runs, "drawn", lambda *_: Fault(NAN, layer, role, step=4))
     (run,) = runs.trained(tmp_path, 0, 1)
     metrics = read_json(run.folder / "metrics.json")
     assert (metrics["outcome_step"], metrics["first_nonfinite"]) == (4, f"{layer} {role}")
     assert metrics["first_rows"] == rows
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_faults_are_drawn_from_all_tensors_and_the_same_for_a_seed(kind) -> None:
-    found = [drawn(kind, np.random.default_rng(seed), TENSORS, 160) for seed in range(400)]
-    assert found == [drawn(kind, np.random.default_rng(seed), TENSORS, 160) for seed in range(400)]
-    assert {(fault.layer, fault.role) for fault in found} == ({("", "update")} if kind in OF_UPDATES else set(TENSORS))
-    steps = {fault.step for fault in found}
-    assert steps == {1} if kind in (FORMAT, RATE) else 40 <= min(steps) < max(steps) < 120
 
 
 def test_counts_are_those_of_rows_made_by_hand() -> None:

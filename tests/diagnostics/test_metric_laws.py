@@ -17,10 +17,12 @@ import torch
 from altgrad.diagnostics import ANALYSES, Histogram, LayerView
 from altgrad.diagnostics.analysis import QuantizationGrid, singular_values
 from altgrad.diagnostics.curvature import Curvature, Fisher, Spectrum
+from altgrad.diagnostics.diagnose import Row, _flags
 from altgrad.diagnostics.noise_sources import GradientNoise
 from altgrad.formats import get_format
+from altgrad.metrics import METRICS
 
-FORMATS = ["E0M7", "E1M6", "E2M5", "E3M4", "E4M3", "E5M2", "E6M1", "E7M0", "E4M3FNUZ", "E2M1", "FP16", "binary8p4e"]
+FORMATS = ["E0M7", "E1M6", "E3M4", "E4M3", "E5M2", "E7M0", "E4M3FNUZ", "E2M1", "FP16", "binary8p4e"]
 COMPUTE = {analysis.name: analysis.compute for analysis in ANALYSES}
 SHARES = [analysis for analysis in ANALYSES if analysis.metric.unit == "share of weights"]
 
@@ -104,10 +106,6 @@ def test_the_control_formats_agree_in_everything_but_their_exponents() -> None:
             assert analysis.compute(one) == analysis.compute(other), analysis.name
 
 
-def test_histograms_before_scaling_do_not_depend_on_the_format() -> None:
-    assert COMPUTE["log2_magnitude"](full_view("E4M3")) == COMPUTE["log2_magnitude"](full_view("E7M0"))
-
-
 @pytest.mark.parametrize("shape", [(24, 16), (16, 24), (7, 7), (1, 5)])
 def test_singular_values_agree_with_a_decomposition(shape: tuple[int, int]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1))
@@ -129,3 +127,39 @@ def test_nothing_is_stale_against_other_weights_and_all_against_the_same() -> No
     opposite = LayerView("l", 2, view.weight, view.grid, previous=-view.weight, previous_grid=view.grid)
     assert COMPUTE["code_stale_frac"](same) == 1.0
     assert COMPUTE["code_stale_frac"](opposite) == COMPUTE["underflow_frac"](view)  # only zero is its own opposite
+
+
+# --- limits ----------------------------------------------------------------------------------------
+
+# Metric, layer, the last value that is fine, and on which side of it a layer is flagged.
+LEVELS = [
+    ("underflow_frac", "blocks.0.mlp.up", 0.1, +1),
+    ("boundary_frac", "blocks.0.mlp.up", 0.01, +1),
+    ("grad_snr_db", "blocks.0.mlp.up", 10.0, -1),
+    ("gradient_to_noise", "blocks.0.mlp.up", 3**0.5, -1),
+    ("effective_rank_kept", "blocks.0.mlp.up", 0.4, -1),
+    ("effective_rank_kept", "blocks.0.attn.out", 0.5, -1),
+    ("effective_rank_kept", "head", 0.5, -1),
+    ("dead_unit_frac", "blocks.0.mlp.up", 0.2, +1),
+    ("hessian_top", "blocks.0.mlp.up", 1000.0, +1),
+    ("model_hessian_top", "", 1000.0, +1),
+]
+ROWS = {analysis.name: analysis.metric for analysis in ANALYSES}
+
+
+def flagged(metric: str, layer: str, value: float) -> list[float]:
+    """Return the limits that a layer with this value at its last step is flagged with."""
+    return [flag["limit"] for flag in _flags([Row(layer, ROWS[metric].offline, 300, metric, None, value)])]
+
+
+def test_a_layer_is_flagged_beyond_the_level_of_each_offline_limit_and_not_at_it() -> None:
+    assert {name for name, *_ in LEVELS} == {name for name, row in ROWS.items() if row.limit}
+    for metric, layer, level, side in LEVELS:
+        assert flagged(metric, layer, level) == flagged(metric, layer, level * (1 - 1e-9 * side)) == [], metric
+        assert flagged(metric, layer, level * (1 + 1e-9 * side)) == [level], metric
+
+
+def test_every_analysis_has_a_row_and_every_offline_row_an_analysis() -> None:
+    assert [analysis.name for analysis in ANALYSES if analysis.metric.offline is None] == []
+    shared = {analysis.name for analysis in ANALYSES if analysis.row is None}
+    assert shared == {name for name, row in METRICS.items() if row.offline}

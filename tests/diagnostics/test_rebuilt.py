@@ -7,9 +7,8 @@ weights, gradients of one sample at a time, and the loss that training itself wr
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,11 +19,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, hessian
 from torch.nn import functional as F
 
-from altgrad.common.files import read_json, write_text
+from altgrad.common.files import read_json
 from altgrad.config import Cell, UserError
 from altgrad.config.schema import Diagnose
 from altgrad.diagnostics.curvature import TOLERANCE, curvatures, fishers, lanczos, mean_and_error
-from altgrad.diagnostics.diagnose import diagnose_cell
 from altgrad.diagnostics.noise_sources import gradient_noises
 from altgrad.diagnostics.rebuilt import RebuiltModel, StraightThroughLinear, replace_linear
 from altgrad.diagnostics.saved import SavedRun
@@ -32,7 +30,7 @@ from altgrad.model import GPT, GPTConfig, Recipe, linear_layers
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics import compute_scale, quantize
 from altgrad.training.run import train_cell
-from tests.training.conftest import make_cell, make_tokens
+from tests.training.conftest import diagnosed, make_cell, make_tokens
 
 LAYERS = {"blocks.0.attn.qkv", "blocks.0.attn.out", "blocks.0.mlp.up", "blocks.0.mlp.down"}
 
@@ -171,16 +169,6 @@ def test_fisher_is_that_of_gradients_of_one_sequence_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("labels", [(), (1.0, 1.0, 1.0)], ids=["text", "classifier"])
-def test_kronecker_factors_are_exact_for_sequences_of_one_token(labels: tuple[float, ...]) -> None:
-    """With one token to a sequence and one sequence, F is the outer product of one gradient: A (x) G to the digit."""
-    model = small_model(labels=labels)
-    model.inputs, model.targets = model.inputs[:1, :1], model.targets[:1] if labels else model.targets[:1, :1]
-    for fisher in fishers(model).values():
-        whole = torch.kron(fisher.outputs, fisher.inputs).diagonal().view_as(fisher.diagonal)
-        assert torch.allclose(whole, fisher.diagonal, rtol=1e-4, atol=1e-9)
-
-
-@pytest.mark.parametrize("labels", [(), (1.0, 1.0, 1.0)], ids=["text", "classifier"])
 def test_factors_are_means_over_all_tokens(labels: tuple[float, ...]) -> None:
     """Oracle: hooks on every layer. Of what goes in the mean is over tokens, of gradients over losses, labels drawn."""
     model = small_model(Recipe.uniform("E4M3"), labels=labels)
@@ -234,19 +222,14 @@ def test_a_held_scale_comes_from_the_saved_history() -> None:
     assert quantizer.scales(torch.ones(2, 2)) == compute_scale(torch.tensor(7.0), "E4M3")
 
 
-@dataclass(frozen=True)
-class Trained:
+class Trained(NamedTuple):
     """A cell that was really trained, and its files."""
 
     cell: Cell
     root: Path
 
     def diagnose(self, settings: Diagnose) -> tuple[dict[str, Any], pd.DataFrame]:
-        grid, out = self.root / "cell.json", self.root / "diagnosis.json"
-        write_text(grid, self.cell.to_json())
-        table = out.with_suffix(".parquet")
-        diagnose_cell(grid, self.root / "run", out, table, self.root / "tokens", settings)
-        return read_json(out), pd.read_parquet(table)
+        return diagnosed(self.cell, self.root / "run", self.root, self.root / "tokens", settings)
 
 
 @pytest.fixture(scope="module", params=["E4M3", "delayed", "on grid", "bf16"])

@@ -18,7 +18,6 @@ import torch
 from ruamel.yaml import YAML
 
 from altgrad.config import Resolver, load_params
-from altgrad.diagnostics.analysis import ratio_db
 from altgrad.diagnostics.what_if import (
     GRANULARITIES,
     SPLITS,
@@ -30,10 +29,8 @@ from altgrad.diagnostics.what_if import (
     tensor_error,
     what_if,
 )
-from altgrad.formats import Format
 from altgrad.model import QuantizedLinear
 from altgrad.model.from_cell import recipe_of
-from altgrad.numerics import quantize
 
 ROOT = Path(__file__).parents[2]
 NATIVE = {"E4M3": (ml_dtypes.float8_e4m3fn, torch.float8_e4m3fn), "E5M2": (ml_dtypes.float8_e5m2, torch.float8_e5m2)}
@@ -87,38 +84,13 @@ def test_the_rule_of_ocp_saturates_and_rounding_down_does_not() -> None:
     assert overflow == {"block": 0, "block_floor": 1 / 32}
 
 
-@pytest.mark.parametrize(("fmt", "finer"), [("E2M1", "E2M3"), ("E3M2", "E3M4"), ("E2M3", "E2M5"), ("E4M1", "E4M2")])
-def test_more_values_at_the_same_scale_never_lower_the_sqnr(fmt: str, finer: str) -> None:
-    coarse, fine = (Format(name, int(name[1]), int(name[3])) for name in (fmt, finer))
-    assert set(coarse.values) <= set(fine.values)
-    for seed in range(5):
-        t = normal(16, 32, seed=seed) ** 3
-        scale = torch.full((), coarse.max) / t.abs().max()
-        one, other = (ratio_db(t, quantize(t, f, scale=scale) - t) for f in (coarse, fine))
-        assert other >= one
-
-
-@pytest.mark.parametrize("fmt", SPLITS)
-def test_rounding_to_nearest_has_the_highest_sqnr(fmt: str) -> None:
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_rounding_to_nearest_has_the_highest_sqnr_whatever_power_of_two_scales_the_tensor(granularity: str) -> None:
     t = normal(16, 32)
-    for granularity in GRANULARITIES:
-        assert sqnr_db(t, fmt, granularity) >= sqnr_db(t, fmt, granularity, "stochastic")
-
-
-@pytest.mark.parametrize("fmt", SPLITS)
-def test_scaling_by_a_power_of_two_changes_nothing(fmt: str) -> None:
-    t = normal(16, 32)
-    for granularity in GRANULARITIES:
-        assert sqnr_db(t, fmt, granularity) == pytest.approx(sqnr_db(t * 2.0**-9, fmt, granularity), abs=1e-9)
-
-
-def test_evenly_spaced_values_gain_from_scales_of_rows() -> None:
-    # Finer steps wherever a row's amax is lower: true of every row of an evenly spaced grid, but for luck of rounding.
-    t = normal(16, 64) * torch.logspace(0, -3, 16)[:, None]
-    assert sqnr_db(t, "E0M7", "row") > sqnr_db(t, "E0M7", "tensor")
-    spec = {granularity: spec_of("E0M7", granularity) for granularity in ("tensor", "row")}
-    for one, whole in zip(rounded(t, spec["row"]) - t, rounded(t, spec["tensor"]) - t, strict=True):
-        assert one.abs().max() <= whole.abs().max() * 1.05 + 1e-9
+    for fmt in SPLITS:
+        nearest = sqnr_db(t, fmt, granularity)
+        assert nearest >= sqnr_db(t, fmt, granularity, "stochastic")
+        assert nearest == pytest.approx(sqnr_db(t * 2.0**-9, fmt, granularity), abs=1e-9)
 
 
 def test_tensors_of_zeros_and_of_values_without_error_are_told_apart() -> None:
@@ -165,14 +137,9 @@ def table() -> pd.DataFrame:
     return what_if({"blocks.0.mlp.up": usual, "blocks.0.mlp.down": usual, "head": usual})
 
 
-def test_the_table_has_a_row_for_each_way_to_quantize_each_tensor() -> None:
-    rows = table()
-    assert len(rows) == 3 * 3 * len(SPLITS) * len(GRANULARITIES) * 2
-    assert not rows.duplicated(["layer", "role", "format", "granularity", "rounding"]).any()
-
-
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_the_recommended_recipe_is_read_by_params_and_quantizes_as_it_says(granularity: str, tmp_path: Path) -> None:
+    assert len(table()) == 3 * 3 * len(SPLITS) * len(GRANULARITIES) * 2
     recipe = recommended(table(), granularity)
     text = as_yaml(recipe)
     yaml = YAML()

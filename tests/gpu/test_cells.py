@@ -18,7 +18,7 @@ from altgrad.training import train_cell
 from altgrad.training.run import make_trainer, settle
 from tests.training.conftest import interruption, make_cell, make_tokens, trained
 
-OF_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; a CPU has tests/training/test_run.py")
+OF_A_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU; CPUs have training/test_resume.py")
 FORMATS = ("bf16", "E4M3", "E3M4", "E7M0") if torch.cuda.is_available() else ("E4M3",)
 
 

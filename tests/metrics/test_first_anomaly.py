@@ -147,17 +147,6 @@ def test_without_enough_healthy_runs_the_limits_of_the_rows_decide() -> None:
     assert named(made(changed=changed), PEERS[:LEAST_PEERS]) == (*PLACE, 10)
 
 
-def test_more_of_the_same_peers_and_their_order_change_nothing_that_is_named() -> None:
-    run = made(changed=[(*PLACE, 20, 12.0, 99)])
-    assert named(run) == named(run, PEERS[::-1]) == named(run, PEERS[:4])
-
-
-def test_updates_that_are_too_large_come_before_what_they_do_to_tensors() -> None:
-    updates = [(layer, "update", "update_l2", 10, 0.16, 99) for layer in LAYERS]
-    later = [(layer, "weight", "amax", 20, 500.0, 99) for layer in LAYERS]
-    assert named(made(changed=[*updates, *later]))[1:] == ("update", "update_l2", 10)
-
-
 def test_of_one_step_a_tensor_comes_before_the_update_that_is_made_of_it() -> None:
     changed = [("blocks.0.attn.qkv", "update", "update_l2", 20, 1e6, 99), (*PLACE, 20, 12.0, 99)]
     assert named(made(changed=changed)) == (*PLACE, 20)
@@ -176,10 +165,10 @@ def test_a_value_inside_the_threshold_is_none_and_one_beyond_it_is(role, metric,
     assert named(made(changed=[(*place, usual * 2 ** (1.1 * reach), 99)])) == place
 
 
-@pytest.mark.parametrize("metric", ["amax", "sqnr_db", "overflow_frac", "kurtosis", "cosine_adamw", "rungs"])
-def test_binades_are_undone(metric) -> None:
+def test_binades_are_undone() -> None:
     values = np.array([0.001, 0.03, 0.5, 0.99])
-    assert from_binades(metric, to_binades(metric, values)) == pytest.approx(values)
+    for metric in ("amax", "sqnr_db", "overflow_frac", "kurtosis", "cosine_adamw"):
+        assert from_binades(metric, to_binades(metric, values)) == pytest.approx(values)
 
 
 def test_bands_are_of_the_values_that_peers_have_at_the_runs_own_places() -> None:

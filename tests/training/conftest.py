@@ -17,13 +17,14 @@ import pytest
 
 from altgrad.common.files import read_json, write_json, write_text
 from altgrad.config import Cell
-from altgrad.config.schema import LocalCorpus, Tokenizer
+from altgrad.config.schema import Diagnose, LocalCorpus, Rule, Tokenizer
 from altgrad.config.tasks import Classify
 from altgrad.data import write_tokens
 from altgrad.diagnostics import diagnose_cell
 from altgrad.formats import get_format
 from altgrad.training import Interrupted, train_cell
 from altgrad.training.trainer import Trainer
+from tests.optim.arms import ARMS
 
 VOCABULARY = 300
 WORDS = {"blue": "navy", "green": "olive", "red": "scarlet"}  # by which documents show their labels
@@ -80,6 +81,28 @@ def make_cell(
     })  # fmt: skip
 
 
+STATEFUL = {"scaling": "delayed", "rounding": "stochastic"}  # with dropout and accumulation, every kind of state
+
+
+def arm_cell(name: str, format: str = "E4M3", **changes: Any) -> Cell:
+    """Return a cell of an arm of `tests.optim.arms`; that of ``virtual.NAME`` sees the format and quantizes nothing."""
+    virtual, arm = name.startswith("virtual."), {**ARMS[name.removeprefix("virtual.")], **changes}
+    if arm["foreign"] is not None:
+        arm["foreign"] = "E5M2"  # which the cell has for its gradients
+    cell = make_cell(format, arm=arm)
+    return with_weight(cell, virtual=True) if virtual else cell
+
+
+def with_weight(cell: Cell, **spec: Any) -> Cell:
+    """Return the cell with other settings of the weights' quantization; with ``virtual`` nothing else is quantized."""
+    rule = cell.rules[0]
+    weight = rule.weight.model_copy(update=spec)
+    if rule.weight.virtual or not weight.virtual:
+        return cell.model_copy(update={"rules": [rule.model_copy(update={"weight": weight})]})
+    names = {"format": f"virtual.{cell.format}", "key": f"virtual.{cell.key}"}
+    return cell.model_copy(update={"rules": [Rule(layers="*", weight=weight)], **names})
+
+
 def without_dropout(cell: Cell) -> Cell:
     """Return the cell with a model that drops nothing."""
     return cell.model_copy(update={"model": cell.model.model_copy(update={"dropout": 0.0})})
@@ -121,11 +144,13 @@ def resumed(cell: Cell, tokens: Path, root: Path, monkeypatch: pytest.MonkeyPatc
     return found
 
 
-def diagnosed(cell: Cell, run: Path, root: Path, tokens: Path | None = None) -> tuple[dict[str, Any], pd.DataFrame]:
+def diagnosed(
+    cell: Cell, run: Path, root: Path, tokens: Path | None = None, settings: Diagnose | None = None
+) -> tuple[dict[str, Any], pd.DataFrame]:
     """Return the diagnosis of a run and its rows, which are written to ``root``."""
     files = [root / f"diagnosis.{suffix}" for suffix in ("json", "parquet")]
     write_text(root / "cell.json", cell.to_json())
-    diagnose_cell(root / "cell.json", run, *files, tokens)
+    diagnose_cell(root / "cell.json", run, *files, tokens, settings)
     return read_json(files[0]), pd.read_parquet(files[1])
 
 
@@ -133,3 +158,23 @@ def diagnosed(cell: Cell, run: Path, root: Path, tokens: Path | None = None) -> 
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory of token files."""
     return make_tokens(tmp_path_factory.mktemp("data") / "tokens")
+
+
+@pytest.fixture(scope="session")
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of tokens of documents with three labels."""
+    return make_documents(tmp_path_factory.mktemp("documents"))
+
+
+@pytest.fixture(scope="session")
+def finished(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run of a cell of `STATEFUL`, with its checkpoints."""
+    root = tmp_path_factory.mktemp("finished")
+    trained(make_cell(**STATEFUL), tokens, root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def undisturbed(finished: Path) -> dict[str, bytes]:
+    """Return that run's files."""
+    return outputs(finished / "out")

@@ -22,11 +22,9 @@ from altgrad.model import GPT, linear_layers, quantize_model
 from altgrad.model.gpt import GPTConfig
 from altgrad.model.layers import adapter_of, add_adapters
 from altgrad.numerics import amax, compute_scale, get_format, quantize
-from altgrad.training import train_cell
-from tests.training.conftest import diagnosed, interruption
-from tests.training.test_classify import VOCABULARY, cell_of, documents
+from tests.training.conftest import VOCABULARY, diagnosed, resumed, trained
+from tests.training.test_classify import cell_of
 
-__all__ = ["documents"]
 LORA = Lora(rank=4, alpha=6)
 TOKENS, TARGETS = torch.randint(0, 40, (2, 3, 12), generator=torch.Generator().manual_seed(1))
 RECIPES = {
@@ -102,21 +100,16 @@ def cell(tmp_path: Path) -> Cell:
 def test_a_run_moves_adapters_and_head_alone_and_resumes_and_is_measured(
     cell: Cell, documents: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train_cell(cell, documents, tmp_path / "whole", tmp_path / "a")
-    with interruption(monkeypatch, 2):
-        train_cell(cell, documents, tmp_path / "cut", tmp_path / "b")
-    train_cell(cell, documents, tmp_path / "cut", tmp_path / "b")
-    for path in (tmp_path / "whole").iterdir():
-        if path.name != "timing.json":
-            assert (tmp_path / "cut" / path.name).read_bytes() == path.read_bytes(), path.name
-    began, ended = (load_file(tmp_path / name / "model.safetensors") for name in (".", "whole"))
+    whole = tmp_path / "whole/out"
+    assert trained(cell, documents, whole.parent) == resumed(cell, documents, tmp_path / "cut", monkeypatch, 2)
+    began, ended = (load_file(folder / "model.safetensors") for folder in (tmp_path, whole))
     assert all(torch.equal(ended[name], t) for name, t in began.items())
     added = {name: t for name, t in ended.items() if name not in began and name != "label_weights"}
     assert added.pop("head.weight").any() and len(added) == 8 and all(t.any() for t in added.values())
-    metrics = read_json(tmp_path / "whole/metrics.json")
-    found = evaluated.quantized(cell, tmp_path / "whole", documents, ["E2M1"])
+    metrics = read_json(whole / "metrics.json")
+    found = evaluated.quantized(cell, whole, documents, ["E2M1"])
     assert found[evaluated.AS_TRAINED] == pytest.approx(metrics["val_loss"], rel=1e-6)
-    assert diagnosed(cell, tmp_path / "whole", tmp_path, documents)[0]["status"] == "ok"
+    assert diagnosed(cell, whole, tmp_path, documents)[0]["status"] == "ok"
 
 
 @pytest.mark.parametrize(("change", "words"), [

@@ -1,12 +1,13 @@
-"""What a machine is taken for, and what a compiled model still notices.
+"""What a machine is taken for, its notices, and its compile cache. Oracles: the variables, the bytes that were there.
 
-That is little: most of what torch would check before each call is not checked.
+What was compiled is used as it was made or not at all.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,60 +16,17 @@ import pytest
 import torch
 
 from altgrad.config import UserError
-from altgrad.model import GPT, GPTConfig, Recipe, hardware, quantize_model
+from altgrad.config.schema import Train
+from altgrad.model import hardware
 from altgrad.model.hardware import SWITCH, multiplies_bf16
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics import loops
+from altgrad.numerics.cpu import kernels
 from altgrad.training import machine
-from altgrad.training.graphs import compile_model
-from altgrad.training.machine import choose_compute, compile_cache
+from altgrad.training.machine import RECORDS, choose_compute, compile_cache, recorded, remove_damaged
+from tests.faults.damages import cut, flip
 
-CONFIG = GPTConfig(vocab_size=61, layers=1, width=16, heads=2, context=8)
-TOKENS = torch.randint(0, 61, (2, 4, 8), generator=torch.Generator().manual_seed(3))
-
-
-def model(**settings: str) -> GPT:
-    torch.manual_seed(0)
-    return quantize_model(GPT(CONFIG), Recipe.uniform("E4M3", **settings))
-
-
-def histories(gpt: GPT) -> torch.Tensor:
-    return torch.stack([module.history for module in gpt.modules() if isinstance(module, Quantizer)])
-
-
-@pytest.mark.slow  # seven graphs are compiled
-def test_evaluation_leaves_the_scales_of_a_compiled_model_alone():
-    gpt = model(scaling="delayed")
-    compiled = compile_model(gpt)
-    compiled(*TOKENS).backward()
-    compiled(*TOKENS).backward()
-    trained = histories(gpt).clone()
-    gpt.eval()
-    compiled(*TOKENS)
-    with torch.no_grad():
-        compiled(*TOKENS)
-    assert torch.equal(histories(gpt), trained)
-    gpt.train()
-    compiled(*TOKENS)
-    assert not torch.equal(histories(gpt), trained)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("products")
-def test_models_of_other_recipes_and_other_shapes_get_graphs_of_their_own():
-    per_tensor, per_row = model(), model(granularity="row")
-    compiled = compile_model(per_tensor)
-    losses = [compiled(*TOKENS), compile_model(per_row)(*TOKENS), compiled(*TOKENS[:, :2])]
-    expected = [per_tensor(*TOKENS), per_row(*TOKENS), per_tensor(*TOKENS[:, :2])]
-    torch.testing.assert_close(losses, expected, rtol=1e-6, atol=0)
-    assert losses[0] != losses[1]
-
-
-def printed_with(code: str, **environment: str) -> list[str]:
-    """Return the words that a process prints that runs ``code``."""
-    environment = {**os.environ, **environment}
-    command = [sys.executable, "-c", code]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+CPU = torch.device("cpu")
 
 
 def test_a_cpu_is_taken_for_what_it_is_unless_the_variable_says_otherwise(monkeypatch):
@@ -76,8 +34,10 @@ def test_a_cpu_is_taken_for_what_it_is_unless_the_variable_says_otherwise(monkey
     own = multiplies_bf16()
     for value, expected in {"auto": own, "": own, "on": True, "off": False}.items():
         monkeypatch.setenv(SWITCH, value)
-        assert choose_compute("bf16", torch.device("cpu"))[0] == ("bf16" if expected else "float32")
-        assert multiplies_bf16() is expected
+        compute, notice = choose_compute("bf16", CPU)
+        assert multiplies_bf16() is expected and compute == ("bf16" if expected else "float32")
+        assert expected or "no fast bfloat16 instructions" in notice
+        assert choose_compute("float32", CPU) == ("float32", None)
     assert choose_compute("bf16", torch.device("cuda")) == ("bf16", None)
     monkeypatch.setenv(SWITCH, "no")
     with pytest.raises(UserError, match=f"{SWITCH} is 'no'; set it to on, off or auto"):
@@ -101,31 +61,45 @@ def test_bfloat16_is_taken_where_it_is_faster(monkeypatch, cpu, faster):
     hardware._is_faster.cache_clear()
 
 
+def test_cuda_without_cuda_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="no CUDA device"):
+        hardware.select_device("cuda")
+    assert hardware.select_device("auto").type == "cpu"
+
+
 def test_how_busy_a_gpu_is_ends_no_run(monkeypatch):
     monkeypatch.setattr(torch.cuda, "utilization", lambda device: 87)
-    assert machine.gpu_busy(torch.device("cuda")) == 0.87 and machine.gpu_busy(torch.device("cpu")) is None
-
-    def raises(device):
-        raise ModuleNotFoundError("pynvml")
-
-    monkeypatch.setattr(torch.cuda, "utilization", raises)
+    assert machine.gpu_busy(torch.device("cuda")) == 0.87 and machine.gpu_busy(CPU) is None
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: __import__("no_such_module"))
     assert machine.gpu_busy(torch.device("cuda")) is None
 
 
-def test_a_peak_that_a_sandbox_keeps_is_still_told(monkeypatch, tmp_path):
-    """The kernel's file cannot be written there; a folder in its place cannot be either."""
+def test_a_peak_is_forgotten_by_what_the_kernel_asks_for_and_told_where_a_sandbox_keeps_it(monkeypatch, tmp_path):
+    """The kernel's file cannot be written in a sandbox; a folder in its place cannot be either."""
     monkeypatch.setattr(machine, "PEAK", tmp_path / "status")
     machine.PEAK.write_text("VmHWM:\t    2000 kB\n")
+    assert machine.forget_peak_memory(CPU) and (tmp_path / "clear_refs").read_text() == "5"
+    (tmp_path / "clear_refs").unlink()
     (tmp_path / "clear_refs").mkdir()
-    machine.forget_peak_memory(torch.device("cpu"))
-    assert machine.peak_memory_mb(torch.device("cpu")) == 2.048
+    assert not machine.forget_peak_memory(CPU) and machine.peak_memory_mb(CPU) == 2.048
 
 
-def test_a_peak_is_forgotten_by_what_the_kernel_asks_for(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine, "PEAK", tmp_path / "status")
-    machine.PEAK.touch()
-    machine.forget_peak_memory(torch.device("cpu"))
-    assert (tmp_path / "clear_refs").read_text() == "5"
+# --- compiling -------------------------------------------------------------------------------------
+
+
+def test_without_a_compiler_training_runs_uncompiled_and_says_so(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    compiled, notice = machine.should_compile(Train(compile="on"), CPU)
+    assert not compiled and "g++" in notice
+    assert machine.should_compile(Train(compile="off"), CPU) == (False, None)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_compiling_waits_until_it_pays():
+    assert machine.should_compile(Train(steps=1000), CPU)[0]
+    assert not machine.should_compile(Train(steps=10), CPU)[0]
+    assert machine.should_compile(Train(steps=10, compile="on"), CPU)[0]
 
 
 def test_projects_can_share_what_is_compiled(monkeypatch):
@@ -182,6 +156,77 @@ print(torch.equal(torch.compile(lambda x: (2 * x + 1).relu(), dynamic=False)(x),
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() != "AVX512", reason="needs AVX-512 to be without it")
 def test_a_cache_filled_with_other_instructions_is_not_used(tmp_path):
     """In one folder for both, the second would print False: a graph for AVX-512 built without it does half the work."""
-    assert printed_with(COMPILED, FOLDER=str(tmp_path)) == ["True"]
-    assert printed_with(COMPILED, FOLDER=str(tmp_path), ATEN_CPU_CAPABILITY="avx2") == ["True"]
+    for more in ({}, {"ATEN_CPU_CAPABILITY": "avx2"}):
+        environment = {**os.environ, "FOLDER": str(tmp_path), **more}
+        command = [sys.executable, "-c", COMPILED]
+        assert subprocess.run(command, env=environment, capture_output=True, check=True).stdout == b"True\n"
     assert len(list(tmp_path.iterdir())) == 2
+
+
+# --- damaged files ---------------------------------------------------------------------------------
+
+NAMES = "ab/kernel.so", "fxgraph/cd/entry", "ef/kernel.cpp"
+BUSY = """
+import sys
+from pathlib import Path
+from altgrad.training.machine import recorded
+with recorded(Path(sys.argv[1]), Path(sys.argv[1], "made/other.json")):
+    print("compiling", flush=True)
+    sys.stdin.read()
+"""
+
+
+def compile_into(folder: Path, graph: str, *names: str) -> None:
+    """Stand in for the compiler: each file's content is its name."""
+    (folder / RECORDS).mkdir(parents=True, exist_ok=True)
+    with recorded(folder, folder / RECORDS / f"{graph}.json"):
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(name * 100)
+
+
+def present(folder: Path) -> set[str]:
+    """Return which of the files are there as they were made."""
+    return {name for name in NAMES if (folder / name).exists() and (folder / name).read_text() == name * 100}
+
+
+@pytest.mark.parametrize("damage", [cut, flip])
+def test_a_damaged_file_goes_and_its_graph_is_recorded_again_whole(tmp_path, capsys, damage):
+    compile_into(tmp_path, "graph", *NAMES)
+    remove_damaged(tmp_path)
+    assert present(tmp_path) == set(NAMES) and not capsys.readouterr().err
+    damage(tmp_path / NAMES[0])
+    remove_damaged(tmp_path)
+    assert present(tmp_path) == set(NAMES[1:]) and not (tmp_path / NAMES[0]).exists()
+    assert capsys.readouterr().err.startswith("note: 1 compiled files")
+    assert not (tmp_path / RECORDS / "graph.json").exists()
+    compile_into(tmp_path, "graph", NAMES[0])
+    for name in NAMES:
+        flip(tmp_path / name)
+    remove_damaged(tmp_path)
+    assert not any((tmp_path / name).exists() for name in NAMES)
+
+
+def test_of_two_records_of_a_file_the_later_counts(tmp_path):
+    """The first process to end may have seen half of what the second was writing."""
+    (tmp_path / RECORDS).mkdir()
+    with recorded(tmp_path, tmp_path / RECORDS / "second.json"):
+        compile_into(tmp_path, "first", *NAMES[:2])
+        (tmp_path / NAMES[0]).write_text("the whole of it")
+    remove_damaged(tmp_path)
+    assert (tmp_path / NAMES[0]).read_text() == "the whole of it"
+
+
+def test_nothing_goes_while_another_process_compiles_or_for_a_record_that_cannot_be_read(tmp_path):
+    compile_into(tmp_path, "graph", *NAMES)
+    flip(tmp_path / NAMES[0])
+    command = [sys.executable, "-c", BUSY, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "compiling\n"
+        remove_damaged(tmp_path)
+        assert (tmp_path / NAMES[0]).exists()
+        other.communicate("")
+    cut(tmp_path / RECORDS / "graph.json")
+    (tmp_path / RECORDS / "other.json").unlink()
+    remove_damaged(tmp_path)
+    assert (tmp_path / NAMES[0]).exists()

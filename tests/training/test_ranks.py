@@ -23,12 +23,13 @@ from altgrad.model.quantized import data_parallel
 from altgrad.model.quantized.data_parallel import share_rows
 from altgrad.numerics.philox import words
 from altgrad.optim.checks import check_cells
+from altgrad.numerics.random import words
 from altgrad.optim.sharded import whole
 from altgrad.training import ranks, train_cell
 from altgrad.training.trainer import Trainer
 from tests.model.fully_sharded import CODED
 from tests.processes import together
-from tests.training.conftest import VOCABULARY, interruption, make_cell, outputs, resumed
+from tests.training.conftest import interruption, make_cell, outputs, resumed
 
 COUNT = 3  # by which nothing divides exactly
 TENSORS = {
@@ -223,25 +224,3 @@ def test_two_processes_leave_what_one_does_and_the_same_bits_after_a_stop(tokens
         if key[0] == 1 and key[2] == "weight_grad":
             assert rows[2][key] == pytest.approx(value, rel=1e-4, abs=1e-7)
     assert resumed(cell_of(2, arm), tokens, tmp_path / "stopped", monkeypatch) == left[2]
-
-
-@pytest.mark.parametrize(
-    ("devices", "changes", "words"),
-    [
-        (3, {}, "must divide train.batch 4"),
-        (2, {"dropout": 0.1}, "set model.dropout to 0"),
-        (2, {"torchao": "rowwise"}, "remove torchao"),
-        (4, {"block": 32}, "leaves each process 16 tokens, which are no whole blocks of 32"),
-    ],
-)
-def test_what_processes_cannot_share_is_said_before_training(devices, changes, words):
-    made = json.loads(cell_of(devices).to_json())
-    if "dropout" in changes:
-        made["model"] |= changes
-    elif "torchao" in changes:
-        made["rules"] = [{"layers": "blocks.*", **changes}]
-    elif "block" in changes:
-        tensor = {"format": "E4M3", "granularity": "block", "scale": "E8M0"} | changes
-        made["rules"] = [{"layers": "*", "weight": "E4M3", "input": tensor}]
-    with pytest.raises(UserError, match=words):
-        check_cells([Cell.model_validate(made)], VOCABULARY, "E4M3")

@@ -1,20 +1,12 @@
-"""Laws of a whole run: the same bits again, after any interruption, watched or not.
+"""Laws of a whole run: the same bits again, watched or not, and files that say what happened.
 
-The oracle is a run that nobody disturbed: files are compared byte for byte, all but the timings. The cell has dropout,
-gradient accumulation, remembered scales and stochastic rounding, so that every kind of state takes part.
+The cell has dropout, gradient accumulation, remembered scales and stochastic rounding. `test_resume.py` stops runs.
 """
 
 from __future__ import annotations
 
 import io
 import json
-import multiprocessing
-import os
-import shutil
-import signal
-import threading
-import time
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -22,34 +14,13 @@ import pytest
 import torch
 from safetensors.torch import load, load_file
 
-import altgrad
-from altgrad.common.files import read_json, write_text
-from altgrad.common.fingerprint import TRAINING, discard_finished, source_files
-from altgrad.config.cell import Cell, scratch_directory
+from altgrad.common.files import read_json
 from altgrad.optim import ArmOptimizer
 from altgrad.training import train_cell
-from altgrad.training.checkpoint import load_newest
 from altgrad.training.evaluation import Evaluation
 from altgrad.training.monitor import TensorMonitor, UpdateMonitor
 from altgrad.training.run import make_trainer
-from altgrad.training.trainer import Trainer
-from tests.training.conftest import diagnosed, make_cell, outputs, resumed, trained, without_dropout
-
-STATEFUL = {"scaling": "delayed", "rounding": "stochastic"}
-
-
-@pytest.fixture(scope="module")
-def finished(tokens, tmp_path_factory) -> Path:
-    """Return the folder of a run with its checkpoints."""
-    root = tmp_path_factory.mktemp("finished")
-    trained(make_cell(**STATEFUL), tokens, root)
-    return root
-
-
-@pytest.fixture(scope="module")
-def undisturbed(finished) -> dict[str, bytes]:
-    return outputs(finished / "out")
-
+from tests.training.conftest import STATEFUL, diagnosed, make_cell, trained, without_dropout
 
 FOUND: dict[str, dict[str, bytes]] = {}
 
@@ -134,99 +105,6 @@ def test_what_is_not_watched_costs_nothing(tokens, tmp_path, monkeypatch):
     assert len(made) == 12 and not any("reference_avg" in state for state in made[0].state.values())
 
 
-@pytest.mark.parametrize("step", [1, 3, 4, 5, 11])
-def test_a_signal_saves_and_the_next_run_ends_with_the_same_bits(tokens, undisturbed, tmp_path, monkeypatch, step):
-    assert resumed(make_cell(**STATEFUL), tokens, tmp_path, monkeypatch, step) == undisturbed
-
-
-def _train_in_a_process(root: Path, tokens: Path, environment: dict[str, str]) -> None:
-    os.environ.update(environment)
-    train_cell(Cell.read(root / "cell.json"), tokens, root / "out", root)
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment_it_resumes_with_the_same_bits(tokens, undisturbed, tmp_path):
-    """SIGKILL, which nothing can catch, at moments spread over the run, until one run gets through.
-
-    A process each, from a server that has loaded torch already. The loops in C++ are in the cache by now: a process
-    that is killed while it builds them leaves none to the next. What one left in the outputs, DVC would clear.
-    """
-    write_text(tmp_path / "cell.json", make_cell(**STATEFUL).to_json())
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.training.test_run"])
-    kills, patience = 0, 0.02
-    while True:
-        shutil.rmtree(tmp_path / "out", ignore_errors=True)
-        process = context.Process(target=_train_in_a_process, args=(tmp_path, tokens, dict(os.environ)))
-        process.start()
-        while process.is_alive() and not list(tmp_path.glob("scratch/*/history.jsonl")):
-            time.sleep(0.01)
-        process.join(patience)
-        if not process.is_alive():
-            break
-        process.kill()
-        process.join()
-        kills, patience = kills + 1, patience + 0.03
-    assert process.exitcode == 0 and kills > 3
-    assert outputs(tmp_path / "out") == undisturbed
-
-
-@pytest.mark.parametrize("damage", ["truncate", "flip", "record", "missing"])
-def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(
-    tokens, finished, undisturbed, tmp_path, capsys, damage
-):
-    cell = make_cell(**STATEFUL)
-    shutil.copytree(finished / "scratch", tmp_path / "scratch")
-    scratch = scratch_directory(tmp_path, cell, tokens)
-    newest = scratch / "step-00000012.safetensors"
-    content = newest.read_bytes()
-    if damage == "truncate":
-        newest.write_bytes(content[: len(content) // 2])
-    elif damage == "flip":
-        newest.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
-    elif damage == "record":
-        newest.with_suffix(".json").write_text("{")
-    else:
-        newest.unlink()
-    found, problems = load_newest(scratch)
-    assert found.step == 8 and len(problems) == 1
-    assert trained(cell, tokens, tmp_path) == undisturbed
-    assert "going back further" in "".join(capsys.readouterr())
-
-
-def test_a_changed_setting_never_resumes_from_another_runs_checkpoint(tokens, tmp_path):
-    cells = make_cell(**STATEFUL), make_cell(lr=1.1e-2, **STATEFUL)
-    assert cells[0].key == cells[1].key
-    assert len({scratch_directory(tmp_path, cell, tokens) for cell in cells}) == 2
-
-
-def test_every_source_that_decides_a_result_names_the_scratch_directory(tokens, tmp_path, monkeypatch):
-    """Whatever it is written in: a checkpoint of other loops in C++ must not be resumed from either."""
-    package = tmp_path / "altgrad"
-    shutil.copytree(Path(altgrad.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(altgrad, "__file__", str(package / "__init__.py"))
-    cell = make_cell()
-    names = {scratch_directory(tmp_path, cell, tokens)}
-    found = {file.suffix for name in TRAINING for file in source_files(package / name)}
-    assert found == {".py", ".cpp", ".h", ".yaml"}  # prose decides nothing
-    for source in (package / "numerics/cpu/kernels.cpp", package / "formats/format.py"):
-        source.write_text(source.read_text() + "\n")
-        names.add(scratch_directory(tmp_path, cell, tokens))
-    assert len(names) == 3
-
-
-def test_a_finished_scratch_directory_is_discarded_on_request(tokens, finished, tmp_path):
-    cell = make_cell(**STATEFUL)
-    shutil.copytree(finished / "scratch", tmp_path / "scratch")
-    assert scratch_directory(tmp_path, cell, tokens).exists()
-    unfinished = tmp_path / "scratch" / f"{cell.key}-0123"
-    unfinished.mkdir()
-    discard_finished(tmp_path, "E4M3-adamw-7-1")
-    assert scratch_directory(tmp_path, cell, tokens).exists()
-    discard_finished(tmp_path, cell.key)
-    assert list((tmp_path / "scratch").glob(f"{cell.key}-*")) == [unfinished]
-
-
 def test_the_files_say_what_happened(tokens, undisturbed, tmp_path):
     for name, content in undisturbed.items():
         (tmp_path / name).write_bytes(content)
@@ -281,26 +159,6 @@ def test_a_run_that_explodes_is_a_result(tokens, tmp_path):
     assert metrics["outcome"] == "diverged" and metrics["val_loss"] is None
     assert metrics["signature"] in ("spike", "nonfinite", "saturation", "drift")
     assert 1 <= metrics["outcome_step"] <= metrics["steps"] < 60
-
-
-def test_two_workers_on_one_cell_train_it_once(tokens, undisturbed, tmp_path, monkeypatch, capsys):
-    cell, updates, update = make_cell(**STATEFUL), [], Trainer.update
-
-    def counted(self, step):
-        updates.append(step)
-        time.sleep(0.02)
-        update(self, step)
-
-    monkeypatch.setattr(Trainer, "update", counted)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)  # handlers belong to the main thread
-    workers = [threading.Thread(target=train_cell, args=(cell, tokens, tmp_path / n, tmp_path)) for n in "ab"]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert updates == list(range(1, 13))
-    assert outputs(tmp_path / "a") == outputs(tmp_path / "b") == undisturbed
-    assert "waiting" in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize("scaling", ["dynamic", "delayed"])

@@ -37,14 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def cells(model: object, **changes: object) -> list[Cell]:
-    train = {
-        "steps": 4,
-        "batch": 4,
-        "eval_every": 4,
-        "eval_sequences": 10,
-        "log_every": 2,
-        "compile": "off",
-    }
+    train = {"steps": 4, "batch": 4, "eval_every": 4, "eval_sequences": 10, "log_every": 2, "compile": "off"}
     grid = {"formats": ["bf16", "E4M3"], "optimizers": ["adamw"], "seeds": [0], "lr_scales": [1]}
     values = PARAMS.model_dump() | {"model": model, "train": train | {"compute": "float32"}, "grid": grid} | changes
     return list(Resolver(validated(Params, values, "params.yaml")).cells())

@@ -5,6 +5,7 @@ Oracles: autograd on the plain model and all sequences at once, and the rule of 
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor
 
 from altgrad.config import Cell
+from altgrad.config.schedule import learning_rate
 from altgrad.model import linear_layers
 from altgrad.model.layers import quantizer_of
 from altgrad.numerics import compute_scale
 from altgrad.training.run import make_trainer
-from altgrad.training.trainer import Trainer
+from altgrad.training.trainer import Trainer, probe_steps
 from tests.training.conftest import VOCABULARY, make_cell, without_dropout
 
 SGD = {"base": "sgd", "lr": 0.5, "momentum": 0.0, "decay": 0.0, "plain_decay": 0.0}
@@ -88,3 +90,26 @@ def test_the_first_loss_is_that_of_knowing_nothing(tokens, tmp_path, fmt):
     trainer = trainer_of(make_cell(fmt), tokens, tmp_path)
     for loss in (trainer.evaluation.loss(), trainer._gradients(1)[0]):
         assert loss == pytest.approx(math.log(VOCABULARY), abs=0.05)
+
+
+def rates(steps: int, warmup: float, final: float) -> list[float]:
+    return [learning_rate(s, peak=2.0, steps=steps, warmup=warmup, final=final) for s in range(1, steps + 1)]
+
+
+def test_the_rate_rises_linearly_then_falls_along_a_cosine():
+    found = rates(100, 0.1, 0.1)
+    assert found[:10] == pytest.approx([0.2 * i for i in range(1, 11)])
+    assert found[-1] == pytest.approx(0.2)
+    assert found[54] == pytest.approx(2.0 * (0.1 + 0.9 * 0.5))  # half-way down: step 10 + 45
+    assert all(a >= b for a, b in itertools.pairwise(found[9:]))
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 0.0), (1, 1.0), (10, 1.0), (10, 0.0)])
+def test_extreme_schedules_stay_between_zero_and_the_peak(steps, warmup):
+    assert all(0 < lr <= 2.0 for lr in rates(steps, warmup, 0.1))
+
+
+def test_probe_steps_are_evenly_spaced_and_include_both_ends():
+    assert probe_steps(300, 3) == [0, 150, 300]
+    assert probe_steps(300, 1) == [300]
+    assert probe_steps(1, 5) == [0, 1]

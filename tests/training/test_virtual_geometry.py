@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from altgrad.config import UserError
 from altgrad.config.cell import scratch_directory
 from altgrad.config.recipe import Rule
 from altgrad.formats import get_format
@@ -29,29 +28,13 @@ from altgrad.model import (
 )
 from altgrad.model.from_cell import arm_of, build_model
 from altgrad.optim import build_optimizer
-from altgrad.optim.checks import check_cells
 from altgrad.training.grids import weight_grids
 from tests.optim.arms import ARMS, EXTREMES
-from tests.training.conftest import VOCABULARY, diagnosed, make_cell, trained
+from tests.training.conftest import VOCABULARY, arm_cell, diagnosed, make_cell, trained, with_weight
 
 MASTER = [name for name, arm in ARMS.items() if arm["weights"] == "master"]
-ON_GRID = ("rung", "eco")  # as tests/training/test_arms.py has every day
+ON_GRID = ("rung", "eco")  # as test_arms.py has every day
 CPU = torch.device("cpu")
-
-
-def cell_of(name, format="E4M3", virtual=True, **spec):
-    """Return a cell of arm ``name``, in ``format`` or with its virtual geometry."""
-    arm = dict(ARMS[name])
-    if arm["foreign"] is not None:
-        arm["foreign"] = "E5M2"  # which the cell has
-    cell = make_cell(format, arm=arm)
-    weight = cell.rules[0].weight.model_copy(update={"virtual": virtual, **spec})
-    if not virtual:
-        return cell.model_copy(update={"rules": [cell.rules[0].model_copy(update={"weight": weight})]})
-    entry = f"virtual.{format}"
-    return cell.model_copy(
-        update={"rules": [Rule(layers="*", weight=weight)], "format": entry, "key": f"{entry}-{name}-0-1"}
-    )
 
 
 def stepped(cell, steps=3):
@@ -70,7 +53,7 @@ def stepped(cell, steps=3):
 def test_the_products_are_those_of_the_unquantized_model():
     losses, gradients = [], []
     inputs = torch.randint(0, VOCABULARY, (4, 16), generator=torch.Generator().manual_seed(1))
-    for cell in (make_cell("bf16"), cell_of("spacing_unmatched")):
+    for cell in (make_cell("bf16"), arm_cell("virtual.spacing_unmatched")):
         model = build_model(cell, VOCABULARY, CPU).eval()
         assert all(type(layer) is nn.Linear and not layer_recipe(layer) for layer in linear_layers(model).values())
         with torch.autocast("cpu", torch.bfloat16):
@@ -83,7 +66,7 @@ def test_the_products_are_those_of_the_unquantized_model():
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_an_arm_that_does_not_look_at_the_quantization_grid_trains_as_in_bf16(tokens, tmp_path, name):
-    cell = cell_of(name)
+    cell = arm_cell(f"virtual.{name}")
     plain = cell.model_copy(update={"rules": [], "format": "bf16"})
     found = [trained(each, tokens, tmp_path / each.format) for each in (plain, cell)]
     for file in ("model.safetensors", "history.csv"):
@@ -92,14 +75,16 @@ def test_an_arm_that_does_not_look_at_the_quantization_grid_trains_as_in_bf16(to
     nothing_is_found_quantized(cell, tmp_path / cell.format)
 
 
-@pytest.mark.parametrize("format", EXTREMES)
-@pytest.mark.parametrize("name", MASTER)
+CASES = [(name, "E4M3") for name in MASTER] + [("spacing_unmatched", format) for format in EXTREMES if format != "E4M3"]
+
+
+@pytest.mark.parametrize(("name", "format"), CASES)
 def test_a_step_is_that_in_the_format_to_the_bit(name, format):
     """For the same weights and gradients: master weights know of a format what their arm sees of it."""
-    there, here = (stepped(cell_of(name, format, virtual)) for virtual in (False, True))
+    there, here = (stepped(arm_cell(entry, format)) for entry in (name, f"virtual.{name}"))
     assert all(torch.equal(there[layer], here[layer]) for layer in there)
     if ARMS[name]["stiffness"] in ("ulp", "permuted") and format not in ("E0M7", "E1M6"):
-        free = stepped(make_cell("bf16", arm=cell_of(name).arm.model_dump()))
+        free = stepped(make_cell("bf16", arm=arm_cell(name).arm.model_dump()))
         assert not any(torch.equal(free[layer], here[layer]) for layer in here if layer != "head")
 
 
@@ -111,21 +96,22 @@ def test_a_step_is_that_in_the_format_to_the_bit(name, format):
     ],
 )
 def test_scales_are_those_that_the_recipe_asks_for(spec):
-    there, here = (stepped(cell_of("spacing_unmatched", "E3M4", virtual, **spec)) for virtual in (False, True))
+    cell = arm_cell("spacing_unmatched", "E3M4")
+    there, here = (stepped(with_weight(cell, virtual=virtual, **spec)) for virtual in (False, True))
     assert all(torch.equal(there[layer], here[layer]) for layer in there)
     qkv = "blocks.0.attn.qkv"
-    assert not torch.equal(here[qkv], stepped(cell_of("spacing_unmatched", "E3M4"))[qkv])
+    assert not torch.equal(here[qkv], stepped(arm_cell("virtual.spacing_unmatched", "E3M4"))[qkv])
 
 
 @pytest.mark.parametrize("name", ON_GRID)
 def test_virtual_weights_kept_quantized_have_16_bits(tokens, tmp_path, name):
-    cell = cell_of(name, "E3M4")
+    cell = arm_cell(f"virtual.{name}", "E3M4")
     trained(cell, tokens, tmp_path)
     stored = load_file(scratch_directory(tmp_path, cell, tokens) / "step-00000012.safetensors")
     codes = [t for key, t in stored.items() if key.startswith("codes/")]
     assert len(codes) == 4 and all(t.dtype == torch.int16 for t in codes)
     model = load_file(tmp_path / "out" / "model.safetensors")
-    trained(cell_of(name, "E3M4", virtual=False), tokens, tmp_path / "format")
+    trained(arm_cell(name, "E3M4"), tokens, tmp_path / "format")
     in_the_format = load_file(tmp_path / "format" / "out" / "model.safetensors")
     for key in ("blocks.0.attn.qkv.weight", "blocks.0.mlp.up.weight"):
         assert len(model[key].unique()) > 2 * len(in_the_format[key].unique())
@@ -142,21 +128,19 @@ def nothing_is_found_quantized(cell, root):
 def test_rungs_are_counted_in_the_formats(tokens, tmp_path):
     """`rung` of two rungs per step at most moves no weight further on finer rungs, decay and roundings aside."""
     means = {}
-    for virtual in (False, True):
-        cell = cell_of("rung", "E3M4", virtual)
-        cell = cell.model_copy(update={"arm": cell.arm.model_copy(update={"lr": 0.5, "max_rungs": 2})})
-        trained(cell, tokens, tmp_path / str(virtual))
-        rows = pd.read_parquet(tmp_path / str(virtual) / "out" / "monitors.parquet")
+    for name in ("rung", "virtual.rung"):
+        trained(arm_cell(name, "E3M4", lr=0.5, max_rungs=2), tokens, tmp_path / name)
+        rows = pd.read_parquet(tmp_path / name / "out" / "monitors.parquet")
         rungs = rows[(rows["role"] == "update") & (rows["metric"] == "rungs")]
         assert set(rungs["step"]) == {1, 5, 10} and len(rungs) == 3 * 4
-        means[virtual] = rungs["value"].mean()
-    assert means[True] == pytest.approx(means[False], rel=0.25)
+        means[name] = rungs["value"].mean()
+    assert means["virtual.rung"] == pytest.approx(means["rung"], rel=0.25)
 
 
 def test_layers_may_be_virtual_and_quantized_side_by_side(tokens, tmp_path):
     """Each by its own rule: `rung` counts in the format's rungs, whatever its weights lie on."""
-    cell = cell_of("rung", "E3M4")
-    mlp = cell_of("rung", "E3M4", virtual=False).rules[0].model_copy(update={"layers": "blocks.*.mlp.*"})
+    cell = arm_cell("virtual.rung", "E3M4")
+    mlp = arm_cell("rung", "E3M4").rules[0].model_copy(update={"layers": "blocks.*.mlp.*"})
     cell = cell.model_copy(update={"rules": [*cell.rules, mlp]})
     model = build_model(cell, VOCABULARY, CPU)
     grids = weight_grids(model, on_grid=True)
@@ -170,48 +154,6 @@ def test_layers_may_be_virtual_and_quantized_side_by_side(tokens, tmp_path):
     rows = pd.read_parquet(tmp_path / "out" / "monitors.parquet")
     rungs = rows[(rows["metric"] == "rungs")].groupby("layer")["value"].mean()
     assert rungs.max() < 3 * rungs.min()
-
-
-@pytest.mark.parametrize(
-    ("tensors", "words"),
-    [
-        ({"input": {"virtual": True}}, "virtual is for the weight, .*; remove it from input"),
-        ({"grad": {"virtual": True}}, "remove it from grad"),
-        ({"weight": {"virtual": True}, "input": {}}, "a layer whose weight is virtual quantizes nothing; remove input"),
-        ({"weight": {"virtual": True}, "grad": {}}, "remove grad"),
-        ({"weight": {"virtual": True}, "save": "codes"}, "remove save"),
-        ({"weight": {"virtual": True}, "backend": "native"}, "remove backend"),
-        ({"weight": {"virtual": True}, "torchao": "rowwise"}, "remove weight or torchao"),
-        ({"weight": {"virtual": True, "scaling": "delayed"}}, "virtual needs scaling dynamic"),
-    ],
-)
-def test_settings_that_mean_nothing_beside_it_are_refused(tensors, words):
-    made = {}
-    with pytest.raises(ValueError, match=words):  # either of the two raises
-        for field, value in tensors.items():
-            made[field] = TensorRecipe(format=get_format("E4M3"), **value) if isinstance(value, dict) else value
-        LayerRecipe(**made)
-
-
-def test_a_recipe_that_contradicts_itself_is_named_before_training():
-    cell = cell_of("adamw")
-    weight = cell.rules[0].weight.model_copy(update={"scaling": "static"})
-    broken = cell.model_copy(update={"rules": [cell.rules[0].model_copy(update={"weight": weight})]})
-    with pytest.raises(UserError, match=f"^params.yaml: recipe of cell {cell.key}: weight: virtual needs"):
-        check_cells([broken], VOCABULARY, "bf16")
-
-
-@pytest.mark.parametrize(
-    ("spec", "format", "words"),
-    [
-        ({"granularity": "row"}, "E4M3", "hold one scale that their optimizer sets; use granularity: tensor"),
-        ({}, "E5M10", "no quantization grid 256 times finer.* takes 24 bits.*; take a format of at most 8 bits"),
-    ],
-)
-def test_weights_on_the_quantization_grid_need_one_scale_and_a_format_that_can_be_refined(spec, format, words):
-    check_cells([cell_of("spacing_unmatched", format, **spec)], VOCABULARY, "bf16")
-    with pytest.raises(UserError, match=words):
-        check_cells([cell_of("rung", format, **spec)], VOCABULARY, "bf16")
 
 
 def test_a_model_gets_virtual_geometry_once_and_loses_it_with_all_else():

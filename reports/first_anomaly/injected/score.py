@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 
 from altgrad.metrics.first_anomaly import Peers, Trace, first_anomaly
-from tests.diagnostics.injected.faults import HEALTHY, KINDS, OF_UPDATES
-from tests.diagnostics.injected.runs import EVERY, Run
+from reports.first_anomaly.injected.faults import HEALTHY, KINDS, OF_UPDATES
+from reports.first_anomaly.injected.runs import EVERY, Run
 
 THRESHOLDS = (4, 6, 8, 10, 12, 16, 24, 32)  # tried for tensors, with updates left out, then for updates
 ALL = "all"

@@ -19,7 +19,7 @@ from altgrad.common.files import read_json, write_json
 from altgrad.config import Cell
 from altgrad.formats import get_format
 from altgrad.training import train_cell
-from tests.diagnostics.injected.faults import BAD_FORMAT, HEALTHY, KINDS, Fault, drawn, injected, injected_in
+from reports.first_anomaly.injected.faults import BAD_FORMAT, HEALTHY, KINDS, Fault, drawn, injected, injected_in
 
 VOCABULARY = 64
 STEPS, EVERY = 160, 10  # of a run, and between its instrumented passes and logged losses

@@ -21,6 +21,12 @@ from altgrad.reporting.markdown import NONE, Column, Table, number, significant,
 from tests.diagnostics.injected import score
 from tests.diagnostics.injected.faults import KINDS
 from tests.diagnostics.injected.runs import EVERY, STEPS, Run, trained
+from altgrad.reporting.document import Block, Column, Document, Section, Table, Text
+from altgrad.reporting.markdown import to_markdown
+from altgrad.reporting.wording import NONE, number, significant
+from reports.first_anomaly.injected import score
+from reports.first_anomaly.injected.faults import KINDS
+from reports.first_anomaly.injected.runs import EVERY, STEPS, Run, trained
 
 COMMAND = "make injected"
 COUNTS = ("runs", "named", "right_layer", "right_role", "right")
@@ -83,7 +89,7 @@ def _table(rows: pd.DataFrame) -> Table:
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m tests.diagnostics.injected", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__.split("\n")[0])
     parser.add_argument("--healthy", type=int, default=56, help="runs without a fault (default %(default)s)")
     parser.add_argument("--each", type=int, default=20, help="runs with a fault of each kind (default %(default)s)")
     parser.add_argument("--runs", type=Path, default=Path("scratch/injected"), help="folder (default %(default)s)")
