@@ -127,7 +127,7 @@ class LabelMetrics:
 
     def now(self) -> list[float | None]:
         """Return the metrics of the sample's documents, ``None`` if a score is not finite or only one label occurs."""
-        from altgrad.data.classification import choose_thresholds, classification_metrics  # which loads scikit-learn
+        from altgrad.data.labels import choose_thresholds, classification_metrics  # which loads scikit-learn
 
         truth, scores = self._scores(self._task.pieces, self._sequences)
         occurring = truth.any(axis=0)
@@ -139,7 +139,7 @@ class LabelMetrics:
 
     def final(self, val_loss: float | None, out: Path) -> dict[str, Any]:
         """Return the metrics of validation and test documents, and write their scores to the folder ``out``."""
-        from altgrad.data.classification import choose_thresholds, classification_metrics
+        from altgrad.data.labels import choose_thresholds, classification_metrics
 
         metrics: dict[str, Any] = dict.fromkeys(["perplexity", *ON_VALIDATION.values(), *ON_TEST.values()])
         metrics["read_frac"] = self._task.of("test").share_read

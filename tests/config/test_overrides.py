@@ -23,7 +23,7 @@ GRID = {"formats": ["E4M3", "E5M2"], "optimizers": ["adamw", "other"], "seeds": 
 PARAMS = SHIPPED.model_copy(update={  # without most of the presets, which take time
     "grid": SHIPPED.grid.model_copy(update=GRID),
     "optimizers": dict.fromkeys(GRID["optimizers"], SHIPPED.optimizers["adamw"]),
-    "recipes": {name: SHIPPED.recipes[name] for name in ("bf16", "uniform", "uniform_row", "weight_only")},
+    "recipes": {name: SHIPPED.recipes[name] for name in ("bf16", "uniform", "uniform_row", "weight_only", "virtual")},
 })  # fmt: skip
 SELECTORS = ("E5M2", "adamw", KEY)  # from the widest to the narrowest
 SECTIONS: dict[str, Any] = {"model": CellModel, "arm": Arm, "train": Train, "monitor": MonitorSettings}
@@ -141,8 +141,17 @@ def test_nested_settings_merge():
     assert (cell.arm.state.m.granularity, cell.arm.state.v.format) == ("row", "E5M2")
 
 
-def test_the_baseline_is_idle_where_the_grid_lacks_it_alone():
+def test_what_selects_no_cell_is_idle_and_changes_none():
     for formats, idle in ((["bf16", "E5M2"], []), (["E5M2"], ["grid.baseline bf16"])):
         assert resolver(formats=formats).idle() == idle
-    overrides = {name: {"train": {"clip": 0.5}} for name in (*SELECTORS, "E3M4")}
-    assert resolver(overrides, baseline="E4M3").idle() == ["overrides.E3M4"]
+    outside = ("E3M4", "E5M2-adamw-7-1", "E5M2-adamw-0-2", "E5M2-adamw-0-2.0", "E5M2-adamw-0-1e-05", "virtual.E4M3")
+    overrides = {name: {"train": {"clip": 0.5}} for name in (*SELECTORS, *outside)}
+    assert resolver(overrides, baseline="E4M3").idle() == [f"overrides.{name}" for name in outside]
+    assert cells({name: overrides[name] for name in outside}) == PLAIN
+
+
+@pytest.mark.parametrize("selector", ["virtual.E3M4", "virtual.E3M4-adamw-0-0.5"])
+def test_an_override_selects_an_entry_that_names_its_recipe(selector):
+    found = cells({selector: {"train": {"clip": 0.25}}}, formats=["E3M4", "virtual.E3M4"], lr_scales=[0.5])
+    selected = {key for key in found if selector in (found[key].format, key)}
+    assert selected and {key for key, cell in found.items() if cell.train.clip == 0.25} == selected

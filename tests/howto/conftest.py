@@ -1,8 +1,8 @@
-"""What a page says about adding a thing, followed to the letter in a copy of this project that trains in seconds.
+"""Follows what the "how to add" pages say, to the letter, in a copy of this project that trains in seconds.
 
-What a report shows is added to one copy, which is run once: the lists of the grid are joined. The stages and the
-commands of the pages run one after the other in one process, as their scripts do; that DVC starts the same stages is
-tested in tests/pipeline. What is no part of a report (a base, a rounding mode, a kind of layer) has a copy of its own.
+One copy gets everything that a report shows and is run once. Its stages and the commands of the pages run in one
+process; tests/pipeline tests that DVC starts the same stages. A base, a rounding mode and a kind of layer, which no
+report shows, have a copy each.
 """
 
 from __future__ import annotations
@@ -111,13 +111,6 @@ class Copy(Sources):
         project.set("train.steps", 4)
         self.folder = folder
 
-    @classmethod
-    def at(cls, folder: Path) -> Copy:
-        """Return the copy that is in ``folder``, now or later."""
-        copy = cls.__new__(cls)
-        copy.folder = folder
-        return copy
-
     def repro(self, *places: tuple[str, str], then: str = "") -> tuple[str, str]:
         """Run the commands below these headings of pages, every stage, and then code, in one process.
 
@@ -158,16 +151,12 @@ def _put(params: Any, settings: dict[str, Any]) -> None:
 
 
 class Followed(NamedTuple):
-    """A copy in which pages have been followed.
+    """A copy in which the pages have been followed."""
 
-    ``report`` is the report that it ends in, ``changes`` are the sources that each page changed, by what it adds, and
-    ``said`` is what was printed.
-    """
-
-    project: Copy
+    project: Sources
     report: str
-    changes: dict[str, set[str]]
-    said: str
+    changes: dict[str, set[str]]  # by what a page adds, the sources that it changes
+    said: str  # what was printed
 
 
 # Metrics are printed, and a second corpus is made into tokens beside the first one, which the cells were trained on.
@@ -195,21 +184,19 @@ except UserError as error:
 
 @pytest.fixture(scope="session")
 def followed(tmp_path_factory: pytest.TempPathFactory) -> Followed:
-    """Return a project to which one of each thing has been added that a report shows, for all test processes.
-
-    The first to ask makes it.
-    """
-    own = tmp_path_factory.getbasetemp()
-    shared = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "followed"
-    project, said = Copy.at(shared / "project"), shared / "said.json"
+    """Return a project to which one of each thing has been added, for all test processes: the first to ask makes it."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "followed"
+    folder, kept = shared / "project", shared / "said.json"
     with open(shared.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not said.exists():
-            report, changes, printed = follow(Copy(project.folder))
-            told = [report, {thing: sorted(names) for thing, names in changes.items()}, printed]
-            said.write_text(json.dumps(told), encoding="utf-8")
-    report, changes, printed = json.loads(said.read_text(encoding="utf-8"))
-    return Followed(project, report, {thing: set(names) for thing, names in changes.items()}, printed)
+        if not kept.exists():
+            report, changes, said = follow(Copy(folder))
+            kept.write_text(json.dumps([report, {thing: sorted(names) for thing, names in changes.items()}, said]))
+    report, changes, said = json.loads(kept.read_text())
+    project = Sources.__new__(Sources)
+    project.folder = folder
+    return Followed(project, report, {thing: set(names) for thing, names in changes.items()}, said)
 
 
 def follow(project: Copy) -> tuple[str, dict[str, set[str]], str]:

@@ -10,8 +10,6 @@ from safetensors.torch import load_file
 from altgrad.config.cell import scratch_directory
 from altgrad.model import linear_layers
 from altgrad.model.from_cell import arm_of, build_model
-from altgrad.numerics import quantize
-from altgrad.numerics.sums import UpdateSums
 from altgrad.optim import build_optimizer
 from altgrad.training.grids import weight_grids
 from tests.optim.arms import ARMS

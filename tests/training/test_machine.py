@@ -19,9 +19,7 @@ from altgrad.config import UserError
 from altgrad.config.schema import Train
 from altgrad.model import hardware
 from altgrad.model.hardware import SWITCH, multiplies_bf16
-from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics import loops
-from altgrad.numerics.cpu import kernels
 from altgrad.training import machine
 from altgrad.training.machine import RECORDS, choose_compute, compile_cache, recorded, remove_damaged
 from tests.faults.damages import cut, flip

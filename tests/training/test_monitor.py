@@ -17,7 +17,7 @@ from altgrad.model import GPT, GPTConfig, Recipe, TensorRecipe, linear_layers, q
 from altgrad.model.from_cell import arm_of, build_model
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics import quantize
-from altgrad.numerics.update_sums import UpdateSums
+from altgrad.numerics.sums import UpdateSums
 from altgrad.optim import build_optimizer
 from altgrad.training import train_cell
 from altgrad.training.grids import weight_grids

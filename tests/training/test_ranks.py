@@ -22,8 +22,6 @@ from altgrad.model import GPT, GPTConfig, quantize_model
 from altgrad.model.quantized import data_parallel
 from altgrad.model.quantized.data_parallel import share_rows
 from altgrad.numerics.philox import words
-from altgrad.optim.checks import check_cells
-from altgrad.numerics.random import words
 from altgrad.optim.sharded import whole
 from altgrad.training import ranks, train_cell
 from altgrad.training.trainer import Trainer

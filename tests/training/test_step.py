@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from altgrad.config import Cell
-from altgrad.config.schedule import learning_rate
+from altgrad.config.schema import learning_rate
 from altgrad.model import linear_layers
 from altgrad.model.layers import quantizer_of
 from altgrad.numerics import compute_scale

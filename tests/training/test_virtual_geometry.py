@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from altgrad.config.cell import scratch_directory
-from altgrad.config.recipe import Rule
 from altgrad.formats import get_format
 from altgrad.model import (
     LayerRecipe,

@@ -18,12 +18,6 @@ import torch
 from altgrad.common.errors import run_stage
 from altgrad.common.files import replacing, write_text
 from altgrad.reporting.markdown import NONE, Column, Table, number, significant, to_markdown
-from tests.diagnostics.injected import score
-from tests.diagnostics.injected.faults import KINDS
-from tests.diagnostics.injected.runs import EVERY, STEPS, Run, trained
-from altgrad.reporting.document import Block, Column, Document, Section, Table, Text
-from altgrad.reporting.markdown import to_markdown
-from altgrad.reporting.wording import NONE, number, significant
 from reports.first_anomaly.injected import score
 from reports.first_anomaly.injected.faults import KINDS
 from reports.first_anomaly.injected.runs import EVERY, STEPS, Run, trained
