@@ -12,8 +12,8 @@ from pydantic import Field, ValidationError
 
 from altgrad.common.errors import UserError, did_you_mean, sentences
 from altgrad.common.files import read_yaml
+from altgrad.common.run_table import KEY
 from altgrad.config.section import Section
-from altgrad.recording import KEY
 from altgrad.reporting.load import COLUMNS, COMPLETED, DIVERGED, IDENTITY, MISSING, NUMBERS, TEXTS, Study
 from altgrad.reporting.measure import Measure
 from altgrad.reporting.results import SMALLEST_EFFECT

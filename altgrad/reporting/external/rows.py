@@ -12,7 +12,7 @@ import pandas as pd
 
 from altgrad.common.errors import UserError, did_you_mean
 from altgrad.common.files import csv_rows
-from altgrad.recording import DIVERGED, KEY, STEP, whole
+from altgrad.common.run_table import DIVERGED, KEY, STEP, read_locked
 
 ALL = "all"  # the configuration, or the optimizer, of a table that says none
 
@@ -59,7 +59,7 @@ def _lines(path: Path, needed: Sequence[str]) -> Iterator[tuple[int, dict[str, s
     A table may lack the column of configurations, or that of optimizers: that of all runs is `ALL` then.
     """
     try:
-        text = whole(path).decode("utf-8-sig")
+        text = read_locked(path).decode("utf-8-sig")
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
