@@ -259,7 +259,12 @@ def main(arguments: list[str]) -> None:
         return
     over = threading.Event()
     if options.until_closed:
-        threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+
+        def wait_for_end_of_input() -> None:
+            sys.stdin.read()
+            over.set()
+
+        threading.Thread(target=wait_for_end_of_input, daemon=True).start()
     with ExitStack() as stack:
         stack.enter_context(handled(lambda signum, frame: over.set()))
         told = [stack.enter_context(closing(Told(open_tracker(n), FOLDER / f"{n}.json"))) for n in dict.fromkeys(names)]
