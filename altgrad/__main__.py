@@ -1,7 +1,7 @@
 """``python -m altgrad``, or ``altgrad``: the list of what can be run, and ``altgrad COMMAND`` to run it.
 
-The list is read from the package each time: a command is a module that runs when it is the main one, its line the
-first of its docstring. Nothing is imported for that, so the list is there at once and is never out of date.
+The list is read from the package each time. A command is a module that runs as the main one, and the first line of its
+docstring says what it does. Nothing is imported for the list.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from altgrad.common.console import while_read
 from altgrad.common.errors import near_matches
 
 PACKAGE = Path(__file__).parent
-RUNS = re.compile(r'^if __name__ == "__main__":', re.MULTILINE)  # what a module that can be run ends in
-# What runs as a module and is no command of its own, and who runs it or which page tells of it.
+RUNS = re.compile(r'^if __name__ == "__main__":', re.MULTILINE)  # the end of a module that can be run
+# Modules that run and are not listed as commands, and who runs them or which page describes them.
 INTERNAL = {
     "data.docstrings": "make study, for the question of other texts",
     "reporting.simulate": "make simulate",
@@ -29,13 +29,12 @@ INTERNAL = {
     "benchmark.probe": "stages.probe, for an estimate, and altgrad.benchmark",
     "reporting.dvc_outputs": "make, once, with the environment",
 }
-# Packages in the order in which they help: what a format is, what can be set, what is measured, then the rest by name.
-# A package that is not listed has nothing to run. Diagnoses are made by the stage, `python -m stages.diagnose CELL`.
+# Packages that are listed first: what a format is, what can be set, what is measured. The others follow by name.
 FIRST = ("formats", "config", "metrics")
 
 
 def runnable(package: Path = PACKAGE) -> dict[str, Path]:
-    """Return the modules below ``package`` that can be run, by what `altgrad` calls them, such as ``formats``."""
+    """Return the modules below ``package`` that can be run, by the names of their commands, such as ``formats``."""
     found = {}
     for source in sorted(package.rglob("*.py")):
         name = ".".join(source.relative_to(package).with_suffix("").parts)
@@ -47,12 +46,18 @@ def runnable(package: Path = PACKAGE) -> dict[str, Path]:
 
 
 def commands() -> dict[str, str]:
-    """Return each command and the line that says what it does."""
-    return {name: _line(source) for name, source in runnable().items() if name not in INTERNAL}
+    """Return each command and the line that says what it does: the docstring's first, without the command's name."""
+    found = {}
+    for name, source in runnable().items():
+        if name not in INTERNAL:
+            first = (ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or "").split("\n")[0]
+            line = re.sub(r"^``[^`]*``: ", "", first).replace("``", "`")
+            found[name] = line[:1].upper() + line[1:]
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """List the commands, or run the one named; 2 for a name that is none."""
+    """List the commands, or run the one named. Return the exit status, 2 for an unknown name."""
     lines = commands()
     width = max(map(len, lines))
     listed = "\n".join(["commands:", *(f"  {name:<{width}}  {line}" for name, line in lines.items())])
@@ -78,13 +83,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.argv = [f"altgrad {options.command}", *options.arguments]
     runpy.run_module(f"altgrad.{options.command}", run_name="__main__", alter_sys=True)
     return 0
-
-
-def _line(source: Path) -> str:
-    """Return the first line of a module's docstring, without the command that it may begin with."""
-    first = (ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or "").split("\n")[0]
-    line = re.sub(r"^``[^`]*``: ", "", first).replace("``", "`")
-    return line[:1].upper() + line[1:]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Compare runs of any program, given as a CSV file of optimizers, seeds and losses: tables, figures and one page."""
+"""Compare runs of any program, given as a CSV file of optimizers, seeds and losses: tables, figures and one page.
+
+This file stands here for its command's name, ``altgrad compare``; `altgrad.reporting.external` does the work.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from altgrad.common.errors import run_stage
 
 
 def main(arguments: list[str]) -> None:
-    """Read, compare, and write the page."""
-    parser = argparse.ArgumentParser(prog=called("compare"), description=__doc__)
+    """Read the tables, compare the runs and write the page."""
+    parser = argparse.ArgumentParser(prog=called("compare"), description=__doc__.split("\n")[0])
     parser.add_argument(
         "results", type=Path,
         help="CSV file, a row per run; columns: optimizer or configuration or both, seed (runs of the same seed are "

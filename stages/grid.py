@@ -1,6 +1,6 @@
-"""Stage `grid`: params.yaml to one resolved file per cell in data/grid, everything checked.
+"""Stage `grid`: params.yaml to one resolved and checked file per cell in data/grid.
 
-``python -m stages.grid FILE`` checks another file, and writes nothing.
+``python -m stages.grid FILE`` checks another file and writes nothing.
 """
 
 from pathlib import Path

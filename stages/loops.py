@@ -1,14 +1,14 @@
-"""No stage, but what training would do first: build its loops in C++, which `make repro` has done meanwhile.
+"""No stage: `make repro` runs this beside tokenizing, to build the C++ loops that training would build first.
 
-Compiling them keeps a core busy for a good part of a minute, and tokenizing another. Nobody waits for this process, and
-nothing is lost if it fails: who needs loops that are not there builds them, and says what stands in the way.
+Compiling them takes one core most of a minute. Nobody waits for this process, and nothing is lost if it fails: training
+builds loops that are missing, and says what stands in the way.
 """
 
 from altgrad.common.fingerprint import project_root
 
 
 def main() -> None:
-    """Build the loops of all packages where training looks for them, those first that a step takes first."""
+    """Build the loops of all packages where training looks for them, in the order in which a step uses them."""
     from altgrad.numerics import loops, sums
     from altgrad.optim import update_cpu
     from altgrad.training import machine

@@ -1,4 +1,4 @@
-"""No stage, but a few timed steps of the cells named, which `make estimate` runs: see `altgrad.benchmark.probe`."""
+"""No stage: `make estimate` runs this to time a few steps of the cells named, with `altgrad.benchmark.probe`."""
 
 from altgrad.common.errors import run_stage
 

@@ -1,4 +1,4 @@
-"""Stage `report`: everything measured to reports/."""
+"""Stage `report`: all measurements to reports/."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ def git(*arguments: str) -> str | None:
 
 
 def experiments() -> list[str]:
-    """Return the names of this commit's experiments, the newest first: the one that runs now, if one does."""
+    """Return the names of this commit's experiments: the one that runs now, if any, then the newest first."""
     head = git("rev-parse", "HEAD") or ""
     own = f"refs/exps/{head[:2]}/{head[2:]}"
     saved = git("for-each-ref", "--sort=-creatordate", "--format=%(refname:lstrip=4)", own) or ""

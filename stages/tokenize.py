@@ -1,7 +1,7 @@
 """Stage `tokenize`: the corpus of params.yaml to token files in data/tokens.
 
-A corpus too small for the model is refused here. The model decides no byte of the tokens, so dvc.yaml does not name it
-among the stage's params: when another one is picked, the stage `grid` checks the tokens that are there.
+This stage refuses a corpus that is too small for the model. The model decides no byte of the tokens, so it is not among
+the stage's params in dvc.yaml: stage `grid` checks the tokens when another model is picked.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ def main(arguments: list[str]) -> None:
     link_ignored(Path("data/corpus"))
     from altgrad.data import write_tokens  # after the settings are checked: it is slow to import
 
-    # An override may be of the context, and weights to start from have their own: of both the stage `grid` knows.
+    # An override may change the context, and weights to start from have their own: stage `grid` checks both.
     fixed = not any("model" in override for override in params.overrides.values())
     context = (fixed and params.models[params.model].context) or LEAST_CONTEXT
     corpus = params.corpora[params.corpus]

@@ -27,8 +27,6 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from altgrad.common.files import read_json
 from altgrad.common.threads import GPU_SHARE, usable_cores
 from altgrad.execution.executor import Outcome, Status, Task
@@ -235,7 +233,7 @@ def serve(connection: Connection, environment: dict[str, str]) -> None:
             if first:
                 gc.freeze()  # libraries stay: looking through them again takes 0.3 to 0.5 s, thirty small steps
                 first = False
-            connection.send((status, psutil.Process().memory_info().rss))
+            connection.send((status, _resident_bytes()))
     except KeyboardInterrupt:  # between two tasks, or before one's answer
         sys.exit(128 + signal.SIGTERM)
 
@@ -249,6 +247,12 @@ def _stop_with_parent() -> None:
     assert parent is not None
     parent.join()
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _resident_bytes() -> int:
+    """Return the bytes of memory that this process has in use; 0 where the system does not tell."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
 
 
 def _raise(signum: int, frame: object) -> None:

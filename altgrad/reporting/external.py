@@ -18,8 +18,8 @@ from pydantic import Field, ValidationError
 
 from altgrad.common.errors import UserError, did_you_mean, sentences
 from altgrad.common.files import csv_rows, read_yaml, write_text
+from altgrad.common.run_table import KEY, STEP, read_locked
 from altgrad.config.base import Settings
-from altgrad.recording import KEY, STEP, whole
 from altgrad.reporting.compare import compare
 from altgrad.reporting.decision_rule import SEEDS, SMALLEST_EFFECT
 from altgrad.reporting.figures import draw, report_figures
@@ -227,7 +227,7 @@ def read_curves(path: Path, metric: str, runs: pd.DataFrame) -> pd.DataFrame:
 def _lines(path: Path, needed: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield the line and the values of each row; `ALL` for one of configuration and optimizer that is no column."""
     try:
-        text = whole(path).decode("utf-8-sig")
+        text = read_locked(path).decode("utf-8-sig")
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:

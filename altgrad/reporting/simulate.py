@@ -28,7 +28,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from altgrad.common.console import while_read
-from altgrad.recording import KEY
+from altgrad.common.run_table import KEY
 from altgrad.reporting import optimizer_roles as roles
 from altgrad.reporting.external import Family, study_of
 from altgrad.reporting.hypotheses import GAIN, Answers, Questions, answer, ask

@@ -1,15 +1,15 @@
-"""What the page is told: a list of events that only grows, so that a reader asks for what came after the last it has.
+"""The events that the page reads: a list that only grows, so that a reader asks for those after the last it has.
 
 An event is a JSON array: its kind, then its values.
 
-- ``["grid", {...}]``: the cells and the settings that they share; first, and again never: another grid is another list.
+- ``["grid", {...}]``: the cells and the settings that they share; the first event, once: another grid is another list.
 - ``["rows", cell, again, [[step, train_loss, value, grad_norm], ...]]``: logged steps of the cell with that number,
   where ``value`` is the validation loss, or the metric that the task compares, of validation data;
-  ``again`` is 1 where its earlier ones no longer hold.
+  ``again`` is 1 if its earlier rows no longer hold.
 - ``["cell", cell, {...}]``: state, step, outcome, losses and flags of a cell, and the recipes that it changed to.
-- ``["standing", [...]]``: the comparison so far, as :func:`standing` has it.
+- ``["standing", [...]]``: the comparison so far, as :func:`standing` returns it.
 
-Beside them stands how fast the study goes, how long it will go on, and what that costs.
+An answer also has the pace of the study, the time that is left, and what that costs.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from typing import Any
 
 from altgrad.config.tasks import Compared
 from altgrad.execution.executor import BEGAN
-from altgrad.watch.project import FAILED, PAUSED, TRAINS, Change, Project, Row, Seen
+from altgrad.watch.project import FAILED, PAUSED, TRAINS, Change, HistoryRow, Project, Seen
 
 WINDOW = 120  # seconds over which the pace is measured
 COMPLETED = "completed"
 EVERY = 1.0  # seconds between two looks at the files, however many pages ask
-POINTS = 100  # of a cell's curve, about: the rows between are left out, but none that was evaluated
+POINTS = 100  # about so many of a cell's curve: other rows are left out, but no evaluated one
 AT_ONCE = 60_000  # bytes of events in an answer, about; a page asks once a second
 
 
 class Pace:
-    """Steps per second over all cells, from looks at them, and what follows for the rest.
+    """Steps per second over all cells, and the time that the other steps will take.
 
-    ``began``: the file that is there while cells are run, and as old as that.
+    ``began``: the file that exists while cells are run, made when they began.
     """
 
     def __init__(self, began: Path) -> None:
@@ -74,15 +74,14 @@ class Pace:
 
 
 def standing(cells: Iterable[Seen], baseline: str, compared: Compared) -> list[dict[str, Any]]:
-    """Return a row for each grid entry and arm of which a cell completed, in grid order.
+    """Return a row for each grid entry and optimizer with a completed cell, in grid order.
 
-    ``loss`` is the mean of what is ``compared``, such as the final validation loss, over the ``seeds`` that completed,
-    of ``planned``, at the best of the learning rates (``lr_scale``); ``difference`` what the report calls the
-    difference to the baseline: the mean over the seeds that both completed, each at its own best rate, with the ends
-    ``low`` and ``high`` of its 95 % interval, which is the report's. ``None`` where there is nothing yet, or for the
-    baseline itself.
+    ``loss`` is the mean of the ``compared`` metric, such as the final validation loss, over ``seeds`` of ``planned``
+    that completed, at the best learning rate (``lr_scale``). ``difference`` is the report's difference to the
+    baseline: the mean over seeds that both completed, each at its own best rate, with the ends ``low`` and ``high`` of
+    its 95 % interval. These three are ``None`` for the baseline, and until there are values.
     """
-    from altgrad.reporting.statistics import (  # which loads pandas, and nobody needs before a cell is there
+    from altgrad.reporting.statistics import (  # loads pandas, which is not needed before a cell is there
         PairedLosses,
         Run,
     )
@@ -138,13 +137,11 @@ class Events:
         self._looked = -math.inf
 
     def after(self, list_id: str, count: int) -> dict[str, Any]:
-        """Return what follows the first ``count`` events of the list that was called ``list_id``.
+        """Return the events after the first ``count`` of the list called ``list_id``, and the ``pace``.
 
-        ``list``: its name now; if that is another, the events are all from the beginning. ``next``: the ``count`` to
-        ask with, ``more``: whether that would bring more at once. ``pace``: the price, and what
-        :class:`altgrad.watch.events.Pace` knows.
-
-        Raises :class:`altgrad.config.UserError` where there is no grid.
+        ``list`` is the list's name now; if it is another one, the events are all from the beginning. ``next`` is the
+        ``count`` for the next question, and ``more`` says whether there are more events already.
+        Raises :class:`altgrad.config.UserError` if there is no grid.
         """
         with self._lock:
             if time.monotonic() - self._looked >= EVERY:
@@ -193,7 +190,7 @@ class Events:
         self._events.append(json.dumps(event, allow_nan=False, separators=(",", ":")).encode())
 
     def _thinned(self, change: Change) -> list[list[Any]]:
-        """Return the rows that are worth a point: those that were evaluated, and of the others some `POINTS`."""
+        """Return the rows that the page draws: all evaluated ones, and about `POINTS` of the others."""
         key, apart = change.cell.key, change.cell.steps / POINTS
         last = -math.inf if change.again else self._sent.get(key, -math.inf)
         found = []
@@ -233,11 +230,11 @@ def _cell(cell: Seen, final: str) -> dict[str, Any]:
     return found
 
 
-def _point(row: Row, value: str) -> list[Any]:
+def _point(row: HistoryRow, value: str) -> list[Any]:
     values = row.values
     return [row.step, _short(values["train_loss"]), values[value], _short(values["grad_norm"])]
 
 
 def _short(value: float | None) -> float | None:
-    """Return ``value`` to five digits, which is more than a curve shows; a validation loss stays as it is."""
+    """Return ``value`` to five digits, which is more than a curve shows; None if it is not finite."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")

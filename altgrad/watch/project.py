@@ -1,8 +1,8 @@
-"""What the files of a project say of its cells: which there are, how far each is, and what came of it.
+"""The cells of a project as their files show them: which there are, how far each is, and its results.
 
-Nothing is written and nobody is asked. Of every cell a look reads what is new: rows of ``history.jsonl`` while it
-trains, ``history.csv`` and ``metrics.json`` when it has, the flags when it is diagnosed. So training does not depend on
-who watches, and whoever begins late, or begins again, sees what one from the beginning has seen.
+Nothing is written. A look reads the new parts of every cell's files: rows of ``history.jsonl`` while it trains,
+``history.csv`` and ``metrics.json`` when it has trained, the flags when it is diagnosed. So training does not depend on
+watchers, and a watcher that begins late, or begins again, sees what one from the beginning has seen.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from altgrad.common.files import read_json
 from altgrad.config.tasks import HISTORY, ON_VALIDATION, Compared
 from altgrad.execution.executor import Task
 
-AT_ONCE = 1 << 20  # bytes that one look reads at most: what is left is for the next
+AT_ONCE = 1 << 20  # bytes that one look reads at most; the next look goes on
 COLUMNS = (*HISTORY, *ON_VALIDATION.values())  # the last of them of a classifier alone
 WAITS, TRAINS, PAUSED, FAILED, TRAINED, DIAGNOSED = "waits", "trains", "paused", "failed", "trained", "diagnosed"
-SILENT = 120  # seconds without a row and without a word in its log, after which a cell is taken to be paused
+SILENT = 120  # seconds without a row or a word in its log after which a cell counts as paused
 
 
 class Lines:
     """The complete lines of ``path`` that have not been read yet.
 
-    A resumed run puts a new file in the place of the old one, and what had been read no longer holds: then
-    ``restarted`` is true after a look, and its lines are those of the new file from the beginning.
+    A resumed run puts a new file in the place of the old one. Then ``restarted`` is true after the next look, whose
+    lines are those of the new file from the beginning, and earlier lines no longer hold.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,10 +41,7 @@ class Lines:
         self._inode: int | None = None
 
     def new(self) -> list[bytes]:
-        """Return the lines that have been completed since the last look, without their ends; none if there is no file.
-
-        The last line counts once its end is written: a process may be in the middle of it.
-        """
+        """Return the lines that were completed since the last look, without their ends; none if there is no file."""
         self.restarted = False
         try:
             file = open(self.path, "rb")  # noqa: SIM115 - closed below; here only its absence is expected
@@ -62,10 +59,10 @@ class Lines:
 
 
 @dataclass
-class Row:
+class HistoryRow:
     """A logged step of a cell: the columns of history.csv, ``None`` where nothing was measured.
 
-    ``recipe`` is the one that is on, in a run that changes it.
+    ``recipe`` is the recipe of that step, in a run that changes its recipe.
     """
 
     step: int
@@ -77,9 +74,8 @@ class Row:
 class Seen:
     """A cell as it was at the last look.
 
-    ``settings`` are those of its resolved file. ``outcome`` is empty until it has trained; ``metrics`` is then its
-    metrics.json, and ``timing`` its timing.json. ``why`` says what it failed of. ``recipes`` are those that it went
-    through so far, each with the first step that is logged of it.
+    ``settings`` is its resolved file; ``metrics`` and ``timing`` are its metrics.json and timing.json once it has
+    trained. ``why`` says why it failed. ``recipes`` are its recipes so far, each with its first logged step.
     """
 
     key: str
@@ -102,24 +98,21 @@ class Seen:
 
     @property
     def outcome(self) -> str:
-        """What came of its training, such as ``completed``; empty before."""
+        """The outcome of its training, such as ``completed``; empty before."""
         return self.metrics.get("outcome", "")
 
 
 @dataclass(frozen=True)
 class Change:
-    """What is new of a cell.
-
-    ``again``: its earlier rows no longer hold, and ``rows`` are all that do.
-    """
+    """The news of a cell: its new rows, or all that hold if ``again`` says that its earlier rows do not."""
 
     cell: Seen
-    rows: list[Row]
+    rows: list[HistoryRow]
     again: bool = False
 
 
 class Project:
-    """The cells of the project in ``root``, looked at again and again."""
+    """The cells of the project in ``root``."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -127,8 +120,8 @@ class Project:
         self.cells: dict[str, Seen] = {}
         self.baseline = ""
         self.compared = Compared()
-        self.recorded = False  # whether another program trains the runs, and `altgrad.integrations` records them
-        self.restarted = False  # whether the last look found another grid than the one before
+        self.recorded = False  # another program trains the runs, and `altgrad.integrations` records them
+        self.restarted = False  # the last look found another grid than the one before
         self._index: tuple[int, int] | None = None
         self._followed: dict[str, _Followed] = {}
 
@@ -137,9 +130,9 @@ class Project:
         return self._grid.exists()
 
     def look(self) -> list[Change]:
-        """Return what is new since the last look; after another grid was planned, everything.
+        """Return the changes since the last look, or everything after another grid was planned.
 
-        Raises :class:`UserError` where no grid has been planned.
+        Raises :class:`UserError` if no grid has been planned.
         """
         if not self.is_planned:
             raise UserError(f"no grid to watch at {self._grid}; start one with make repro")
@@ -147,23 +140,19 @@ class Project:
         identity = status.st_ino, status.st_mtime_ns
         self.restarted = identity != self._index
         if self.restarted:
-            self._begin(self._grid)
-            self._index = identity
+            content, self._index = read_json(self._grid), identity
+            self.baseline = content["params"]["grid"]["baseline"]
+            self.compared = Compared.of(content["params"])
+            self.recorded = content.get("recorded", False)
+            self.cells = {key: Seen(key, read_json(self._grid.with_name(f"{key}.json"))) for key in content["cells"]}
+            self._followed = {key: _Followed(self.root, cell) for key, cell in self.cells.items()}
         running = _scratch_folders(self.root)
         changes = (self._followed[key].look(running.get(key)) for key in self.cells)
         return [change for change in changes if change]
 
-    def _begin(self, index: Path) -> None:
-        content = read_json(index)
-        self.baseline = content["params"]["grid"]["baseline"]
-        self.compared = Compared.of(content["params"])
-        self.recorded = content.get("recorded", False)
-        self.cells = {key: Seen(key, read_json(index.with_name(f"{key}.json"))) for key in content["cells"]}
-        self._followed = {key: _Followed(self.root, cell) for key, cell in self.cells.items()}
-
 
 class _Followed:
-    """One cell and how far it has been read."""
+    """One cell, and the step up to which it has been read."""
 
     def __init__(self, root: Path, cell: Seen) -> None:
         self._cell = cell
@@ -183,7 +172,7 @@ class _Followed:
                 rows = self._finish()
             self._diagnose()
         else:
-            if cell.is_over:  # what it had is of settings that no longer hold, and it will train anew
+            if cell.is_over:  # its settings have changed, and it will train anew
                 again = True
                 cell.metrics, cell.timing, cell.flags = {}, {}, []
                 self._lines = None
@@ -202,8 +191,8 @@ class _Followed:
         cell.step = max(0, self._read_to)
         return Change(cell, rows, again) if rows or again or _facts(cell) != before else None
 
-    def _finish(self) -> list[Row]:
-        """Take in what a trained cell left; return the rows that had not been read while it trained."""
+    def _finish(self) -> list[HistoryRow]:
+        """Read the results of a trained cell; return the rows that had not been read while it trained."""
         cell = self._cell
         cell.metrics, cell.timing = read_json(self._run / "metrics.json"), read_json(self._run / "timing.json")
         cell.state, cell.why, self._lines = TRAINED, "", None
@@ -217,7 +206,7 @@ class _Followed:
         return [row for row in rows if row.step > self._read_to]
 
     def _diagnose(self) -> None:
-        """Take in the diagnosis of a trained cell, if it is there, or why it failed."""
+        """Read the diagnosis of a trained cell, or why it failed."""
         cell = self._cell
         if self._diagnosis.exists():
             if cell.state != DIAGNOSED:
@@ -227,8 +216,8 @@ class _Followed:
             cell.state = TRAINED
             cell.why = failed.read_text(encoding="utf-8").strip() if failed.exists() else ""
 
-    def _read(self, history: Path) -> tuple[list[Row], bool]:
-        """Return the new rows of a cell that trains, and whether those of before no longer hold."""
+    def _read(self, history: Path) -> tuple[list[HistoryRow], bool]:
+        """Return the new rows of a cell that trains, and whether its earlier rows no longer hold."""
         moved = self._lines is not None and self._lines.path != history
         if self._lines is None or moved:
             self._lines = Lines(history)
@@ -245,18 +234,18 @@ class _Followed:
 
 
 def _facts(cell: Seen) -> tuple[object, ...]:
-    """What of a cell its watchers are told, besides its rows."""
+    """Return what watchers are told of a cell besides its rows."""
     return cell.state, cell.step, cell.why, len(cell.flags)
 
 
-def _row(values: list[Any]) -> Row:
+def _row(values: list[Any]) -> HistoryRow:
     *numbers, recipe = values if isinstance(values[-1], str) else [*values, ""]
     named = dict(zip(COLUMNS, numbers, strict=False))
-    return Row(int(named.pop("step")), named, recipe)
+    return HistoryRow(int(named.pop("step")), named, recipe)
 
 
 def _changed(path: Path) -> float:
-    """Return when the file was last written, long ago if it is not there."""
+    """Return when the file was last written; long ago if it does not exist."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
@@ -264,7 +253,7 @@ def _changed(path: Path) -> float:
 
 
 def _scratch_folders(root: Path) -> dict[str, Path]:
-    """Return by cell the scratch folder that was written to last: those of other settings may lie beside it."""
+    """Return the scratch folder of each cell that was written to last: one of other settings may lie beside it."""
     found: dict[str, Path] = {}
     for history in (root / "scratch").glob("*/history.jsonl"):
         key = history.parent.name.rpartition("-")[0]

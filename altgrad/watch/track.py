@@ -1,12 +1,11 @@
 """The cells of a study as runs of the trackers that `tracking:` in params.yaml names.
 
-Every row goes to every tracker once: what each has been told is kept beside it, so that a run that is resumed, or that
-was there before, continues. Training does not wait for a tracker, and does not notice if one fails.
+Every row goes to every tracker once: a file beside each tracker says how far it was told, so that a resumed or earlier
+run continues. Training does not wait for a tracker, and does not notice if one fails.
 
-TensorBoard, MLflow and Weights & Biases have one small adapter each. A tracker is told of runs by name: that one has
-begun and its settings, its logged rows under the names of history.csv, and the numbers of its metrics.json at its end.
-It may be told of many runs at a time. Each writes where its own environment variables say, or without them below
-``scratch/tracking``.
+TensorBoard, MLflow and Weights & Biases have one small adapter each. A tracker is told of runs by name: the settings
+when a run begins, its logged rows under the names of history.csv, and the numbers of its metrics.json at its end. It
+writes where its own environment variables say, or without them below ``scratch/tracking``.
 """
 
 from __future__ import annotations
@@ -39,19 +38,19 @@ ENDED = "ended"
 
 
 class Tracker(Protocol):
-    """Who is told of runs. Telling again of a run that had begun continues it."""
+    """An adapter that is told of runs, many at a time. A run that begins again continues."""
 
     def begin(self, run: str, settings: Mapping[str, Any]) -> None:
-        """Take in that ``run`` trains with ``settings``."""
+        """Begin or continue ``run``, which trains with ``settings``."""
 
     def log(self, run: str, step: int, numbers: Numbers) -> None:
-        """Take in the numbers of a step."""
+        """Record the numbers of a step."""
 
     def end(self, run: str, numbers: Numbers, outcome: str) -> None:
-        """Take in what came of ``run``."""
+        """Record the results of ``run`` and end it."""
 
     def close(self) -> None:
-        """Write what has not been written."""
+        """Write everything to disk."""
 
 
 class TensorBoard:
@@ -154,24 +153,24 @@ class WandB:
             run.finish()
 
 
-# By the names that `tracking:` takes, which are those of the packages that they need, and of what installs these.
+# By the names that `tracking:` takes. The package that each needs, and the extra that installs it, have the same name.
 TRACKERS: dict[str, Callable[[Path], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
 
 
 def require(name: str) -> None:
-    """Raise :class:`UserError` if the package of a tracker is not there."""
+    """Raise :class:`UserError` if the package of a tracker is not installed."""
     if find_spec(name) is None:
         raise UserError(f"tracking: {name} is not installed; pip install 'altgrad[{name}]', or take it out of tracking")
 
 
 def open_tracker(name: str, root: Path = Path()) -> Tracker:
-    """Return the tracker that ``tracking:`` calls ``name``, for the project in ``root``."""
+    """Return the tracker called ``name`` in ``tracking:``, for the project in ``root``."""
     require(name)
     return TRACKERS[name](root / FOLDER / name)
 
 
 def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return nested settings as one level, with dots in the names; lists as JSON has them."""
+    """Return nested settings as one level, with dots in the names and lists as JSON."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -182,7 +181,7 @@ def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 class Told:
-    """One tracker, and up to which step it has been told of each run; the rest is left to the next time."""
+    """One tracker, and the step up to which it was told of each run, which is kept in ``path``."""
 
     def __init__(self, tracker: Tracker, path: Path) -> None:
         self._tracker, self._path = tracker, path
@@ -190,7 +189,7 @@ class Told:
         self._open: set[str] = set()
 
     def tell(self, run: str, change: Change) -> None:
-        """Pass on what is new of a run: its rows, and its end."""
+        """Pass on the new rows of a run, and its end."""
         last, cell = self._steps.get(run, -1), change.cell
         if isinstance(last, str):  # `ENDED`
             return
@@ -203,7 +202,7 @@ class Told:
             self._tracker.log(run, row.step, measured)
             self._steps[run] = row.step
         if cell.is_over:
-            numbers = {name: value for name, value in cell.metrics.items() if _is_number(value)}
+            numbers = {name: value for name, value in cell.metrics.items() if type(value) in (int, float)}
             self._tracker.end(run, numbers, cell.outcome)
             self._open.remove(run)
             self._steps[run] = ENDED
@@ -213,12 +212,11 @@ class Told:
         self.keep()
 
     def keep(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self._path, self._steps)
 
 
 class Tracking:
-    """Passes on what the cells of the project in ``root`` do."""
+    """Tells trackers of the cells of the project in ``root``."""
 
     def __init__(self, root: Path, told: Sequence[Told]) -> None:
         self._root, self._told = root, told
@@ -226,7 +224,7 @@ class Tracking:
         self._runs: dict[str, str] = {}  # by cell
 
     def look(self) -> None:
-        """Tell each tracker what is new; nothing where no grid has been planned yet."""
+        """Tell each tracker the changes since the last look; nothing if no grid has been planned yet."""
         if not self._project.is_planned:
             return
         changes = self._project.look()
@@ -243,17 +241,8 @@ class Tracking:
             one.keep()
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _set_at_end_of_input(over: threading.Event) -> None:
-    sys.stdin.read()
-    over.set()
-
-
 def main(arguments: list[str]) -> None:
-    """Tell the trackers of all that they have not been told of."""
+    """Tell the trackers everything that they were not told yet."""
     parser = argparse.ArgumentParser(prog="python -m altgrad.watch.track", description=__doc__.split("\n")[0])
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--follow", action="store_true", help="and of what cells do from now on, until interrupted")
@@ -270,7 +259,12 @@ def main(arguments: list[str]) -> None:
         return
     over = threading.Event()
     if options.until_closed:
-        threading.Thread(target=_set_at_end_of_input, args=(over,), daemon=True).start()
+
+        def wait_for_end_of_input() -> None:
+            sys.stdin.read()
+            over.set()
+
+        threading.Thread(target=wait_for_end_of_input, daemon=True).start()
     with ExitStack() as stack:
         stack.enter_context(handled(lambda signum, frame: over.set()))
         told = [stack.enter_context(closing(Told(open_tracker(n), FOLDER / f"{n}.json"))) for n in dict.fromkeys(names)]

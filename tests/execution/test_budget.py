@@ -1,10 +1,11 @@
-"""Laws of the estimate and of what a budget has room for. Oracle: the loop of training, counted out step by step."""
+"""Laws of the estimate, of what a budget has room for and of the disk. Oracles: training's loop, counted; the model."""
 
 from __future__ import annotations
 
 import copy
 import json
 import math
+import os
 import re
 import shutil
 import signal
@@ -15,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,18 +24,27 @@ from altgrad.benchmark import probe
 from altgrad.common.files import read_json, write_json
 from altgrad.config import UserError
 from altgrad.config.schema import Budget, MonitorSettings
-from altgrad.execution import budget, costs, pending
+from altgrad.execution import budget, cells, costs, pending
 from altgrad.execution.__main__ import main
 from altgrad.execution.budget import Estimate, choose, duration, said
 from altgrad.execution.cells import TaskRun
-from altgrad.execution.costs import Kind, kind_of
+from altgrad.execution.costs import (
+    Kind,
+    cell_bytes,
+    disk_needed,
+    kind_of,
+    require_room,
+    scratch_bytes,
+    size,
+    weights_of,
+)
 from altgrad.execution.executor import Task
+from altgrad.model import GPT
+from altgrad.model.gpt import GPTConfig
 from tests.benchmark.made import record
 from tests.execution.conftest import TASKS, Scripted
-from tests.pipeline.conftest import Project
+from tests.pipeline.conftest import PROJECT, Project
 from tests.reporting.synthetic_project import write_project
-
-ROOT = Path(__file__).parents[2]
 
 
 @given(
@@ -175,7 +186,7 @@ def test_a_report_takes_what_the_last_one_took(grid):
 def test_a_probe_begins_no_further_kind_when_its_time_is_over(monkeypatch, capsys):
     monkeypatch.setattr(probe, "measure", lambda key, root, settings, eager: {"eager": eager})
     monkeypatch.setattr(probe, "LONGEST", -1.0)
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(PROJECT)
     for options in ([], ["--eager"]):
         probe.main([*options, "a", "b"])
         (line,) = capsys.readouterr().out.splitlines()
@@ -196,11 +207,6 @@ def test_a_budget_without_room_for_a_cell_is_one_sentence(grid, monkeypatch, cap
 )
 def test_the_nearer_limit_counts(settings, limit):
     assert Budget(**settings).limit == limit
-
-
-def test_a_cap_needs_a_price():
-    with pytest.raises(ValueError, match="cap needs a price"):
-        Budget(cap=1)
 
 
 class Stopped(Scripted):
@@ -238,12 +244,6 @@ def test_when_the_time_is_over_what_trains_is_stopped_and_what_was_trained_is_di
     assert sorted(name for names in diagnosed for name in names) == ["diagnose@a", "diagnose@b", "train@a", "train@b"]
     assert not any(task.failed.exists() for task in TASKS)
     assert "the budget's time is over" in capsys.readouterr().err
-
-
-def test_the_time_that_is_left_stops_nothing(handed, capsys):
-    executor = Scripted({}, {"a": 0, "b": 0, "c": 0})
-    assert set(TaskRun(executor, limit=3600).run(TASKS)) == {"train@c"}, "which the fixture's DVC refuses"
-    assert executor.signals == [] and "budget" not in capsys.readouterr().err
 
 
 def test_a_probe_that_fails_says_why(grid, monkeypatch):
@@ -295,10 +295,77 @@ def test_an_estimate_of_the_real_thing_trains_nothing_and_a_budget_leaves_out_wh
 
 @pytest.mark.parametrize("gpu", [None, "imaginary"])
 def test_an_estimate_where_no_cell_has_to_run_says_so_and_what_a_named_gpu_has(gpu, tmp_path, monkeypatch, capsys):
-    shutil.copy(ROOT / "params.yaml", tmp_path)
+    shutil.copy(PROJECT / "params.yaml", tmp_path)
     write_json(tmp_path / "reports/bench/gpu_imaginary.json", record())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pending, "first_tasks", lambda: ([], []))
     main(["--estimate", *(["--gpu", gpu] if gpu else [])])
     said = capsys.readouterr().out
     assert said.startswith("no cell has to run") and ("An Imaginary GPU" in said) == bool(gpu)
+
+
+CELL = Path("data/grid/E4M3-adamw-0-1.json")
+
+
+def free(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**15, 0, count))
+
+
+@pytest.mark.parametrize("sizes", [(2, 64, 64, 4.0, 1024), (12, 768, 1024, 4.0, 50257), (3, 32, 16, 2.5, 300)])
+def test_the_weights_of_a_model_are_those_that_it_has(sizes):
+    layers, width, context, mlp_ratio, vocabulary = sizes
+    model = {"layers": layers, "width": width, "context": context, "mlp_ratio": mlp_ratio}
+    with torch.device("meta"):
+        made = GPT(GPTConfig(**model, heads=2, vocab_size=vocabulary))
+    assert weights_of(model, vocabulary) == sum(p.numel() for p in made.parameters() if p.ndim == 2)
+
+
+def test_a_grid_takes_its_cells_and_checkpoints_of_those_that_train_at_a_time(grid, monkeypatch):
+    cell = read_json(CELL)
+    kept, at_work = cell_bytes(cell, 4096), scratch_bytes(cell, 4096)
+    assert disk_needed(grid, 2) == len(grid) * kept + 2 * at_work
+    assert disk_needed(grid[:1], 2) == kept + at_work and disk_needed([], 2) == 0
+    diagnoses = [Task("diagnose", task.key, (), 1) for task in grid]
+    assert disk_needed([*grid, *diagnoses], 2) == disk_needed(grid, 2) and disk_needed(diagnoses, 2) == 0
+
+    probes, larger = (cell | {"monitor": cell["monitor"] | {"probes": cell["monitor"]["probes"] + 1}}), dict(cell)
+    weights = 4 * weights_of(cell["model"], 4096)
+    assert cell_bytes(probes, 4096) - kept == scratch_bytes(probes, 4096) - at_work == weights
+    larger["model"] = cell["model"] | {"width": 2 * cell["model"]["width"]}
+    write_json(CELL, larger)
+    assert disk_needed(grid, 1) == (len(grid) - 1) * kept + cell_bytes(larger, 4096) + scratch_bytes(larger, 4096)
+
+    before = disk_needed(grid, 0)
+    monkeypatch.setattr(os, "link", lambda source, target: (_ for _ in ()).throw(OSError(95, "not supported")))
+    assert disk_needed(grid, 0) == 2 * before, "outputs and the cache stand beside one another"
+    assert not list(Path("data").glob(".links-*"))
+
+
+def test_what_does_not_fit_is_refused_in_one_sentence_and_what_just_fits_is_not(grid, monkeypatch):
+    need = disk_needed(grid, 2)
+    free(monkeypatch, need)
+    require_room(grid, 2)
+    free(monkeypatch, need - 2_000_000)
+    with pytest.raises(UserError) as error:
+        require_room(grid, 2)
+    for words in (size(need), f"{size(need - 2_000_000)} are free", "2.0 MB too few", "`dvc gc -w`", "monitor.probes"):
+        assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_nothing_trains_where_it_would_not_fit(grid, monkeypatch):
+    chosen = []
+
+    def run_cells(executor, choose, limit, *, early_stop):
+        chosen.append(choose(grid))
+
+    monkeypatch.setattr(cells, "run_cells", run_cells)
+    monkeypatch.setattr(cells, "run_the_rest", lambda rest: None)
+    shutil.copy(PROJECT / "params.yaml", ".")
+    free(monkeypatch, 10**6)
+    with pytest.raises(UserError, match=r"the cells that have to run need about .* of disk, of which 1\.0 MB are free"):
+        main(["--jobs", "2"])
+    assert chosen == []
+    free(monkeypatch, 10**12)
+    main(["--jobs", "2"])
+    assert chosen == [grid]

@@ -1,6 +1,6 @@
-"""The processes of the pool: how many there are, and what becomes of one that fails, dies or grows.
+"""The processes of the pool: how many, on which GPUs, and what becomes of one that fails, dies or grows.
 
-Oracle: stages of one's own, which say which process they ran in.
+Oracles: sums by hand; stages of the test's own, which say which process they ran in. GPUs are made up.
 """
 
 from __future__ import annotations
@@ -13,13 +13,18 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from altgrad.common.files import write_json
+from altgrad.common.threads import GPU_SHARE
 from altgrad.execution.executor import Outcome, Task
-from altgrad.execution.local import GROWTH, LocalPool
+from altgrad.execution.local import CONTEXT_MB, GROWTH, MARGIN, LocalPool, measured_mb
 from altgrad.execution.progress import why_it_failed
+from altgrad.training import machine
 from tests.pipeline.conftest import environment
 
 
@@ -62,6 +67,7 @@ if key.startswith("raises"):
 if key.startswith("grows"):
     sys.kept = [bytearray(os.urandom(1 << 20) * {(GROWTH >> 20) + 64})]
 """
+
 
 DRIVER = """
 import json, sys, time
@@ -139,13 +145,9 @@ def ran(
     return dict(found), processes, folder
 
 
-def test_a_process_goes_on_after_a_task_that_ended_well(ran):
-    _, process, _ = ran
-    assert process["first"] == process["second"] and process["fifth"] == process["sixth"]
-
-
-def test_one_that_fails_dies_or_grows_is_the_last_of_its_process_and_the_others_go_on(ran):
+def test_a_task_that_fails_dies_or_grows_is_the_last_of_its_process_and_the_others_go_on(ran):
     status, process, _ = ran
+    assert process["first"] == process["second"] and process["fifth"] == process["sixth"]
     for last, following in (("crashes", "third"), ("raises", "fourth"), ("grows", "fifth")):
         assert process[last] != process[following]
     assert process["third"] == process["raises"] and process["fourth"] == process["grows"]
@@ -153,15 +155,69 @@ def test_one_that_fails_dies_or_grows_is_the_last_of_its_process_and_the_others_
     assert status == dict.fromkeys(status, 0) | expected
 
 
-def test_why_it_failed_is_said(ran, monkeypatch):
-    status, _, folder = ran
+def test_why_it_failed_is_said_and_no_process_outlives_the_pool(ran, monkeypatch):
+    status, process, folder = ran
     monkeypatch.chdir(folder)
     said = {key: why_it_failed(Outcome(Task("train", key, (), 1), status[key])) for key in ("crashes", "raises")}
     assert said == {"crashes": "its process was ended by SIGSEGV", "raises": "RuntimeError: a bug"}
-
-
-def test_no_process_outlives_the_pool(ran):
-    _, process, _ = ran
     for pid in set(process.values()):
         with pytest.raises(ProcessLookupError):
             os.kill(int(pid), 0)
+
+
+MODEL = {"layers": 4, "width": 128}
+
+
+def cell(key: str, peak: float | None, device: str = "cuda", batch: int = 16, **model: int) -> None:
+    write_json(Path(f"data/grid/{key}.json"), {"model": MODEL | {"start": None} | model, "train": {"batch": batch}})
+    if peak is not None:
+        write_json(Path(f"data/runs/{key}/timing.json"), {"device": device, "peak_memory_mb": peak})
+
+
+def test_what_cells_of_this_model_and_batch_took_on_a_gpu_counts_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert measured_mb(MODEL, 16) is None
+    cell("a", 900.0)
+    cell("b", 1200.0)
+    cell("not-run", None)
+    cell("on-cpu", 5000.0, device="cpu")
+    cell("wider", 5000.0, width=256)
+    cell("larger-batch", 5000.0, batch=32)
+    write_json(Path("data/grid/index.json"), {"cells": []})
+    assert measured_mb(MODEL, 16) == 1200.0
+    assert measured_mb(MODEL | {"layers": 8}, 16) is None
+
+
+@pytest.mark.parametrize(
+    ("gpus", "each", "threads", "cell_mb", "jobs", "share"),
+    [(2, 1, 1, 1000.0, 8, "0.25"), (2, 1, 4, 1000.0, 4, "0.5"), (2, 1, 1, None, 2, None), (2, 2, 1, 1000.0, 1, None)],
+)
+def test_cells_share_gpus_that_hold_them_and_cores_that_feed_them(
+    gpus, each, threads, cell_mb, jobs, share, monkeypatch
+):
+    total = SimpleNamespace(total_memory=4.2 * (MARGIN * 1000 + CONTEXT_MB) * 1e6)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("altgrad.execution.local.usable_cores", lambda: 16)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: total)
+    started = []
+    monkeypatch.setattr("altgrad.execution.local._Worker", lambda _, environment: started.append(environment))
+    pool = LocalPool(None, threads, each, cell_mb)
+    assert pool.jobs == jobs
+    for slot in range(jobs):
+        pool._worker(slot)
+    assert [environment.get(GPU_SHARE) for environment in started] == [share] * jobs
+    seen = [environment["CUDA_VISIBLE_DEVICES"] for environment in started]
+    wanted = ["0,1"] if each == 2 else ["0", "1"] * (jobs // 2)
+    assert seen == wanted
+
+
+def test_a_process_is_held_to_its_part_of_a_gpu_it_shares(monkeypatch):
+    held = []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: held.append(given))
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    machine.keep_to_share(cuda)
+    monkeypatch.setenv(GPU_SHARE, "0.25")
+    machine.keep_to_share(cpu)
+    machine.keep_to_share(cuda)
+    assert held == [(0.25,)]

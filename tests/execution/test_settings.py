@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from altgrad.common.files import read_yaml
-from altgrad.config import UserError, load_params
+from altgrad.config import UserError
 from altgrad.execution import settings
 from altgrad.execution.__main__ import main
 from altgrad.execution.settings import change_params
@@ -79,7 +79,6 @@ STARTS = [i for i, line in enumerate(LINES) if re.match(r"\w", line)]  # of sect
 PARTS = ["\n".join(LINES[i:j]) for i, j in zip(STARTS, [*STARTS[2:], None, None], strict=True)]  # each and the next one
 BEFORE = {text: YAML(typ="safe", pure=True).load(text) for text in PARTS}
 PLACES = [(text, path) for text, content in BEFORE.items() for path in paths(content)]
-IN_SECTIONS = [(text, path) for text, path in PLACES if isinstance(BEFORE[text][path[0]], dict)]
 NAMES = st.from_regex(r"[a-z][a-z_0-9]{0,8}", fullmatch=True).filter(lambda name: name not in ("null", "true", "false"))
 TEXTS = st.text("abzE0147 ,:#{}[]'-+.*&!|>%@?~", max_size=12)
 VALUES = st.recursive(
@@ -88,29 +87,19 @@ VALUES = st.recursive(
 )  # fmt: skip
 
 
-@options(deadline=None, max_examples=25)
-@given(st.sampled_from(PLACES), VALUES)
-@example(next((text, path) for text, path in PLACES if path == ("corpus",)), {"a": ":0"})
-def test_a_changed_setting_has_the_value_that_was_given_and_no_other_differs(unchecked, place, value: Any):
+@options(deadline=None, max_examples=60)
+@given(st.sampled_from(PLACES), st.none() | NAMES, VALUES)
+@example(next((text, path) for text, path in PLACES if path == ("corpus",)), None, {"a": ":0"})
+def test_a_changed_or_added_setting_has_the_value_that_was_given_and_no_other_differs(unchecked, place, added, value):
+    """One that is ``added`` comes last in its section."""
     text, where = place
     expected = section = copy.deepcopy(BEFORE[text])
     for part in where[:-1]:
         section = section[part]
-    section[where[-1]] = value
-    assert_holds(unchecked, f"{'.'.join(where)}={in_hydra(value)}", text, expected)
-
-
-@options(deadline=None, max_examples=50)
-@given(st.sampled_from(IN_SECTIONS), NAMES, VALUES)
-def test_an_added_setting_comes_last_in_its_section(unchecked, place: tuple[str, Path_], name, value: Any):
-    text, where = place
-    expected = section = copy.deepcopy(BEFORE[text])
-    for part in where:
-        section = section[part]
-    if not isinstance(section, dict) or name in section:
-        return
+    name = added if added and len(where) > 1 else where[-1]
+    sign = "" if name in section else "+"
     section[name] = value
-    assert_holds(unchecked, f"+{'.'.join((*where, name))}={in_hydra(value)}", text, expected)
+    assert_holds(unchecked, f"{sign}{'.'.join((*where[:-1], name))}={in_hydra(value)}", text, expected)
 
 
 def assert_holds(unchecked, setting: str, text: str, expected: dict[str, Any]) -> None:
@@ -124,21 +113,19 @@ def assert_holds(unchecked, setting: str, text: str, expected: dict[str, Any]) -
         assert repr(content) == repr(expected)
 
 
-def test_the_shipped_file_is_a_fixed_point_of_dvcs_writer(path: Path):
-    apply_overrides(path, [])
-    assert path.read_bytes() == PARAMS.read_bytes()
-
-
 @pytest.mark.parametrize(
     "given",
     [
         ["grid.formats=[bf16,E5M2]"], ["train.clip=2e-3"], ["+monitor.groups=[tensors]"], ["train.steps=5"],
         ["+overrides.E5M2.train.clip=0.5"], ["++optimizers.muon.lr=1e-5"], ["start=data/weights/a"],
         ["tracking=[mlflow]", "grid.seeds=[7]"], ["grid.lr_scales=[1.0]"], ["model={from: data/weights/a}"],
+        ['++recipes.one=[{layers:"*",weight:FORMAT,grad:{format:E5M2}}]'],
     ],
     ids=" ".join,
 )  # fmt: skip
 def test_a_setting_is_written_as_dvc_writes_it_and_comments_stay(unchecked, given: list[str], path: Path):
+    apply_overrides(path, [])
+    assert path.read_bytes() == PARAMS.read_bytes(), "a fixed point of DVC's writer"
     apply_overrides(path, given)
     text, _ = unchecked(*given, text=PARAMS.read_text())
     assert text == path.read_text()
@@ -146,16 +133,6 @@ def test_a_setting_is_written_as_dvc_writes_it_and_comments_stay(unchecked, give
     assert [line.partition("# ")[2] for line in text.splitlines() if "# " in line] == comments
     values = {line.partition(" #")[0].strip() for line in set(text.splitlines()) ^ set(PARAMS.read_text().splitlines())}
     assert len(values) <= 16, "its own lines alone"
-
-
-def test_settings_mean_what_they_mean_to_dvc(path: Path, tmp_path: Path):
-    theirs = Path(shutil.copy(PARAMS, tmp_path / "theirs.yaml"))
-    given = ["grid.seeds=[0,1,2]", "train.clip=2e-3", "+optimizers.adamw.eps=1e-6", "model=micro",
-             '++recipes.one=[{layers:"*",weight:FORMAT,grad:{format:E5M2}}]', "train.compile=off"]  # fmt: skip
-    change_params(path, given)
-    apply_overrides(theirs, given)
-    assert read_yaml(path) == read_yaml(theirs)
-    assert load_params(path).grid.seeds == [0, 1, 2]
 
 
 @pytest.mark.usefixtures("checked_here")
@@ -193,9 +170,6 @@ def test_several_settings_may_stand_in_one_text_and_what_is_so_already_is_not_wr
         ("formats.mine={exponent_bits:4,mantissa_bits:3}", "formats has no 'mine', which a + before the name would"),
         ("+recipes.uniform=[{layers:block.*,weight:FORMAT}]", "matches no layer"),
         ("+models.pico.heads=3", "not divisible"),
-        ("grid.optimizers=[stiff_matched]", "grid.optimizers: stiff_matched is now called spacing_scaled"),
-        ("+optimizers.stiff_matched.lr=1", "optimizers: stiff_matched is now called spacing_scaled"),
-        ("+overrides.bf16-riemann-0-1.train.clip=1", "overrides: riemann is now called riemann_adam"),
     ],
 )
 @pytest.mark.usefixtures("checked_here")
@@ -230,15 +204,11 @@ def test_what_cannot_be_renamed_into_place_changes_nothing(path: Path, monkeypat
     [
         ("a:   # empty\nb: 1\n", "a.c=2", None),
         ("a:   # empty\nb: 1\n", "+a.c=2", {"a": {"c": 2}, "b": 1}),
-        ("a: {b: 1,}\n", "+a.c=2", {"a": {"b": 1, "c": 2}}),
         ("a: {b: 1  # one\n  }\n", "+a.c=2", {"a": {"b": 1, "c": 2}}),
         ("a:\r\n  b: 1  # é\r\nc: 2", "+a.d=3", {"a": {"b": 1, "d": 3}, "c": 2}),
         ("a:\n- b\n- c  # last\n\n# of d\nd: 1\n", "a=[1]", {"a": [1], "d": 1}),
-        ("a: |\n  b\n  c\n\nd: 1\n", "a=e", {"a": "e", "d": 1}),
-        ("\"a b\": 1\n'c-d': 2\n", "c-d=3", {"a b": 1, "c-d": 3}),
         ("a: &x {b: 1}\nc: *x\n", "a=2", {"a": 2, "c": {"b": 1}}),
         ("a: &x {b: 1}\nc: *x\n", "c.b=2", None),
-        ("a: &x {b: 1}\nc: {<<: *x, d: 2}\n", "c.b=2", {"a": {"b": 1}, "c": {"b": 2, "d": 2}}),
     ],
 )
 def test_other_ways_to_write_a_file_are_understood_or_left_alone(unchecked, text: str, setting: str, after):

@@ -15,7 +15,7 @@ from pathlib import Path
 from altgrad.common.files import write_text
 from altgrad.common.provenance import environment
 from altgrad.common.threads import usable_cores
-from tests.faults import campaign, damages, places
+from tests.faults import campaign, damages
 from tests.faults.campaign import Bench, Outcome
 
 OUT = Path("reports/faults.md")
@@ -35,10 +35,10 @@ def cases(bench: Bench, kills: int, seconds: float, disks: int) -> dict[str, Cal
             found[f"{fault} {what}"] = partial(damages.damaged_compiled, bench, fault, what)
     found["worker killed"] = partial(campaign.worker_killed, bench)
     found["two at once"] = partial(campaign.two_at_once, bench)
-    if places.may_mount(bench.folder):
-        found["read-only"] = partial(places.read_only, bench)
+    if damages.may_mount(bench.folder):
+        found["read-only"] = partial(damages.read_only, bench)
         for free_mb in (round(0.02 * 1.45**i, 3) for i in range(disks)):
-            found[f"disk full {free_mb}"] = partial(places.disk_full, bench, free_mb)
+            found[f"disk full {free_mb}"] = partial(damages.disk_full, bench, free_mb)
     for number in range(kills):
         found[f"kill by chance {number}"] = partial(campaign.killed_by_chance, bench, seconds, number)
     return found

@@ -1,7 +1,7 @@
 """Stops at chosen moments of `make repro`, and what came of each: the bits of an undisturbed run, or one sentence.
 
 Oracle: the files of a run that nothing disturbed. Each case is a project of its own, in which a command is stopped or
-something damaged (`damages`, `places`), and then one further command is run.
+something damaged (`damages`), and then one further command is run.
 """
 
 from __future__ import annotations
@@ -133,6 +133,14 @@ class Bench:
         return Outcome(fault, moment, stopped, outcome, good)
 
 
+def begun(project: Project) -> subprocess.Popen[str]:
+    """Start the command as a user does, in a process group of its own, and go on beside it."""
+    return subprocess.Popen(
+        COMMAND, cwd=project.folder, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+
+
 def run(project: Project, check: bool = True, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the command as a user does, in a process group of its own."""
     done = subprocess.run(
@@ -175,12 +183,9 @@ def killed_by_chance(bench: Bench, seconds: float, number: int) -> Outcome:
     chance = random.Random(number)
     project = bench.copy(bench.fresh.folder)
     after, all_of_it = chance.uniform(0, seconds), number % 2 == 0
-    process = subprocess.Popen(
-        COMMAND, cwd=project.folder, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
+    process = begun(project)
     try:
-        process.wait(after)
+        process.communicate(timeout=after)
         stopped = "had ended"
     except subprocess.TimeoutExpired:
         started = psutil.Process(process.pid).children(recursive=True) if all_of_it else []
@@ -215,10 +220,7 @@ def _gone() -> suppress:
 def worker_killed(bench: Bench) -> Outcome:
     """Kill a process that trains, as the kernel does for want of memory."""
     project = bench.copy(bench.planned.folder)
-    process = subprocess.Popen(
-        COMMAND, cwd=project.folder, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
-        start_new_session=True,
-    )  # fmt: skip
+    process = begun(project)
     while not list(project.folder.glob("scratch/*/step-*")) and process.poll() is None:
         time.sleep(0.01)
     for child in psutil.Process(process.pid).children(recursive=True):
@@ -236,11 +238,7 @@ def worker_killed(bench: Bench) -> Outcome:
 def two_at_once(bench: Bench) -> Outcome:
     """Run two commands at once; one of them may say that the other holds the lock."""
     project = bench.copy(bench.fresh.folder)
-    two = [
-        subprocess.Popen(COMMAND, cwd=project.folder, env=environment(), stderr=subprocess.PIPE,
-                         stdout=subprocess.DEVNULL, text=True, start_new_session=True)
-        for _ in range(2)
-    ]  # fmt: skip
+    two = [begun(project), begun(project)]
     ended = [process.communicate(timeout=LIMIT_S)[1] for process in two]
     clean = not any(word in text for text in ended for word in UGLY)
     said = ", ".join(f"exit {process.returncode}" for process in two)

@@ -16,8 +16,8 @@ import pytest
 from altgrad.common.files import read_json, write_json
 from altgrad.execution.executor import Task
 from altgrad.watch import events
+from altgrad.watch.__main__ import Server
 from altgrad.watch.events import Events
-from altgrad.watch.server import Server
 from tests.watch.conftest import PROJECT, started
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from altgrad.config import UserError
-from altgrad.watch.__main__ import main
+from altgrad.watch.__main__ import HOST, PAGES, Server, main
 from altgrad.watch.events import Events
-from altgrad.watch.server import HOST, PAGES, Server
 from tests.watch.conftest import PROJECT, Play, started
 
 

@@ -1,10 +1,11 @@
 # ruff: noqa: INP001 - a folder of PYTHONPATH, and no package
 """What every Python process of a command under test runs first: it stops the command at the moment that FAULT names.
 
-Whatever this project and DVC write takes its place by a rename. So a moment is a pattern of paths: when the first file
-that matches is about to take its place, the command is sent the signal, once.
+A moment is a pattern of paths. The first process to rename a file onto a path that matches sends the command the
+signal, once. DVC writes its rwlock in place: there the moment is after it was opened, when it is empty.
 """
 
+import builtins
 import os
 import re
 import signal
@@ -13,27 +14,37 @@ import time
 
 
 def arm(pattern, signum, place):
-    """Send ``signum`` to the command, and with SIGKILL end this process too, at the first rename onto ``pattern``."""
+    """Send ``signum`` to the command, and with SIGKILL end this process too, at the first path of ``pattern``."""
     moment = re.compile(pattern)
     main = os.path.join(place, "main")
     if "altgrad.execution" in sys.orig_argv[:3]:
         with open(main, "w") as file:
             file.write(str(os.getpid()))
 
+    def at(path):
+        if moment.search(os.path.abspath(os.fspath(path))) and first(place):
+            with opened(main) as file:
+                stop(int(file.read()), signum)
+
     def watched(rename):
         def renaming(source, target, *arguments, **options):
-            if moment.search(os.path.abspath(os.fspath(target))) and first(place):
-                with open(main) as file:
-                    stop(int(file.read()), signum)
+            at(target)
             return rename(source, target, *arguments, **options)
 
         return renaming
 
-    os.replace, os.rename = watched(os.replace), watched(os.rename)
+    def opening(path, mode="r", *arguments, **options):
+        file = opened(path, mode, *arguments, **options)
+        if "w" in mode and str(path).endswith("rwlock"):
+            at(path)
+        return file
+
+    opened = builtins.open
+    builtins.open, os.replace, os.rename = opening, watched(os.replace), watched(os.rename)
 
 
 def first(place):
-    """Whether this is the first process to be there."""
+    """Return whether this is the first process to be there."""
     try:
         os.close(os.open(os.path.join(place, "fired"), os.O_CREAT | os.O_EXCL))
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""``altgrad.record``: a row of a table of runs, from any script; ``altgrad compare`` reads such tables.
+"""``altgrad.record``: add a row to a table of runs, from any script; ``altgrad compare`` reads such tables.
 
 Nothing heavy is imported here: a training script should not wait for it.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, SupportsFloat, SupportsIndex
 
 KEY, STEP = ["configuration", "optimizer", "seed"], "step"
-DIVERGED = "diverged"  # in place of a loss that is not finite
+DIVERGED = "diverged"  # written for a loss that is not finite
 
 
 def record(
@@ -33,17 +33,16 @@ def record(
 ) -> None:
     """Add a run's loss to the CSV file ``path``, which is made with its folder if it is not there.
 
-    Several processes may do so at once, and `altgrad compare` read meanwhile: all see whole rows. A run that is there
-    already, by configuration, optimizer, seed and step, gets its row replaced: a script that is run again leaves no
-    second row.
+    Several processes may do so at once while `altgrad compare` reads: all see whole rows. A row of the same
+    configuration, optimizer, seed and step is replaced, so a script that is run again leaves no second row.
 
     Args:
-        path: the table. All rows of a file have the same columns, those of its first row.
-        configuration: what the run was, as the report will name it.
-        optimizer: likewise.
+        path: the table. All rows of a file have the columns of its first row.
+        configuration: the run's configuration, as the report will name it.
+        optimizer: the run's optimizer, as the report will name it.
         seed: runs of one seed are paired, so it should fix the same weights and batches in all of them.
-        loss: final, or after ``step``; one that is not finite is written as "diverged".
-        step: for a table of curves, apart from that of the final losses.
+        loss: final, or after ``step``; a loss that is not finite is written as "diverged".
+        step: for a table of curves, which is another file than the table of final losses.
         others: more columns, such as ``accuracy``.
 
     Raises:
@@ -56,7 +55,8 @@ def record(
     key = [configuration, optimizer, operator.index(seed), *steps.values()]
     losses = {name: float(value) for name, value in {"loss": loss, **others}.items()}
     header = _line([*KEY, *steps, *losses])
-    start, row = _line(key)[:-1] + b",", _line([*key, *(_said(value) for value in losses.values())])
+    values = [repr(value) if math.isfinite(value) else DIVERGED for value in losses.values()]
+    start, row = _line(key)[:-1] + b",", _line([*key, *values])
     with _locked(Path(os.path.realpath(path))) as file:
         lines = file.read().splitlines(keepends=True) or [header]
         if lines[0].rstrip() != header.rstrip():
@@ -64,7 +64,10 @@ def record(
             raise ValueError(f"{path} has the columns {columns}; this row has {header.decode().strip()}")
         kept = [line for line in lines if not line.startswith(start)]
         if len(kept) == len(lines) and lines[-1].endswith(b"\n") and file.tell():
-            _append(file, row)
+            size = file.tell()
+            if file.write(row) < len(row):  # the disk is full
+                file.truncate(size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
         else:
             from altgrad.common.files import replacing  # a tenth of a second to import
 
@@ -72,15 +75,11 @@ def record(
                 temporary.write_bytes(b"".join(line.rstrip(b"\r\n") + b"\n" for line in kept) + row)
 
 
-def whole(path: Path) -> bytes:
-    """Return what is in ``path`` between two calls of `record`: a row is not written in one piece for every reader."""
+def read_locked(path: Path) -> bytes:
+    """Return the content of ``path`` while no `record` writes to it, so that every row is whole."""
     with open(path, "rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         return file.read()
-
-
-def _said(value: float) -> str:
-    return repr(value) if math.isfinite(value) else DIVERGED
 
 
 def _line(values: Sequence[object]) -> bytes:
@@ -91,7 +90,7 @@ def _line(values: Sequence[object]) -> bytes:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[BinaryIO]:
-    """Open ``path`` for this process alone; one that was replaced while it waited is opened anew."""
+    """Open ``path`` for this process alone; open it again if it was replaced while this process waited."""
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         with open(path, "a+b", buffering=0) as file:
@@ -100,10 +99,3 @@ def _locked(path: Path) -> Iterator[BinaryIO]:
                 file.seek(0)
                 yield file
                 return
-
-
-def _append(file: BinaryIO, row: bytes) -> None:
-    size = file.tell()
-    if file.write(row) < len(row):  # what a full disk leaves of it
-        file.truncate(size)
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file.name)
