@@ -6,9 +6,11 @@ import argparse
 import itertools
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -22,6 +24,9 @@ from altgrad.reporting.figures.style import drawing, looks, panels, save
 from altgrad.reporting.markdown import to_markdown
 from altgrad.reporting.wording import joined, number, plural
 from altgrad.stability.search import Edge, Ladder, Search, edge_of
+
+if TYPE_CHECKING:
+    from altgrad.execution.executor import Task
 
 PARAMS, RUNS = Path("params.yaml"), Path("data/runs")
 OUT = Path("reports/stability")
@@ -80,9 +85,13 @@ def search(params: Params, ladder: Ladder, within: float, jobs: int | None) -> p
     pool, grid = local.LocalPool(jobs, *params.cell_takes), params.grid
     under_way = Search(grid.formats, grid.optimizers, grid.seeds, ladder, within)
     while needed := under_way.needed():
-        cells.run_cells(pool, lambda tasks, needed=needed: [task for task in tasks if task.key in needed])
+        cells.run_cells(pool, partial(_of, needed))
         under_way.judge(RUNS)
     return pd.DataFrame(under_way.rows(RUNS))
+
+
+def _of(keys: Container[str], tasks: list[Task]) -> list[Task]:
+    return [task for task in tasks if task.key in keys]
 
 
 def _trained(params: Params) -> str:
