@@ -55,8 +55,9 @@ def test_noises_are_what_they_are_called() -> None:
     random, shape = np.random.default_rng(1), (6, 4, 2000)
     drawn = {name: change(random, NOISE * random.standard_normal(shape)) for name, change in NOISES.items()}
     spread = {name: np.nanstd(noise, axis=2) / NOISE for name, noise in drawn.items()}
-    times = {"equal": (..., 1), "heavy tails (t, 3 degrees)": (..., 1),
-             "one arm 2 times as noisy": ((slice(None), -1), 2), "one arm 5 times as noisy": ((slice(None), -1), 5), "one run 3 times as noisy": ((-1, -1), 3),
+    last = slice(None), -1
+    times = {"equal": (..., 1), "heavy tails (t, 3 degrees)": (..., 1), "one arm 2 times as noisy": (last, 2),
+             "one arm 5 times as noisy": (last, 5), "one run 3 times as noisy": ((-1, -1), 3),
              "one run 10 times as noisy": ((-1, -1), 10), "baseline 3 times as noisy": (0, 3),
              "baseline optimizer 3 times as noisy": ((slice(None), 0), 3)}  # fmt: skip
     for name, (place, factor) in times.items():
