@@ -70,10 +70,10 @@ def _headline_arm(study: Study, comparison: Comparison) -> str | None:
 
 
 def _mean(difference: Difference | None) -> float | None:
-    return _rounded(difference and difference.mean)
+    return None if difference is None else _rounded(difference.mean)
 
 
-def _rounded(value: float | None) -> float | None:
+def _rounded(value: float) -> float | None:
     return round(value, 4) + 0.0 if shown(value) else None  # + 0.0: no minus zero
 
 
