@@ -58,7 +58,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
-	$(BIN)/python -m altgrad.reporting.offline >/dev/null
+	$(BIN)/python -m altgrad.reporting.dvc_outputs >/dev/null
 	touch $(STAMP)
 
 env-test: $(TESTS_STAMP)

@@ -29,7 +29,7 @@ INTERNAL = {
     "benchmark.steps": "altgrad.benchmark, in a process for each step",
     "benchmark.probe": "altgrad.execution, for an estimate",
     "training.replica": "altgrad.training, for a cell of several processes",
-    "reporting.offline": "make, once, with the environment",
+    "reporting.dvc_outputs": "make, once, with the environment",
 }
 # Packages in the order in which they help: what a format is, what can be set, what is measured, then the rest by name.
 # A package that is not listed has nothing to run. Diagnoses are made by the stage, `python -m stages.diagnose CELL`.
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def main_of(module: str) -> Callable[[list[str]], None]:
-    """Return the ``main`` of a module such as ``reporting.figures.precision``, for a command of an earlier package.
+    """Return the ``main`` of a module such as ``reporting.figures.layers``, for a command of an earlier package.
 
     An earlier package may not import a later one; a command may end in what a later one does.
     """

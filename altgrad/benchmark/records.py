@@ -16,9 +16,7 @@ from typing import Any
 from altgrad.benchmark.tables import BASELINE, Result, tables_of
 from altgrad.common.files import read_json, write_text
 from altgrad.numerics.check.records import write_record
-from altgrad.reporting.document import Block, Text
-from altgrad.reporting.markdown import blocks_to_markdown, text_to_markdown
-from altgrad.reporting.wording import whole
+from altgrad.reporting.markdown import Block, escaped, integer, to_markdown
 
 MACHINE = ("device", "on_gpu", "threads", "processor", "vector_instructions")  # what identifies a machine
 SAME = ("commit", "torch", "driver", "triton")  # equal in two sessions, one does not measure again what the other did
@@ -92,11 +90,11 @@ def write_pages(root: Path) -> list[Path]:
     """Write the page of ``root/reports/bench`` and README.md's line on GPUs; return the files written."""
     folder, readme = root / BENCH, root / "README.md"
     benches = load_benches(folder)
-    blocks = [Text(LEAD), *(block for bench in benches for block in machine_blocks(bench))]
-    write_text(folder / "README.md", f"# What machines can do\n\n{blocks_to_markdown(blocks)}\n")
+    blocks = [LEAD, *(block for bench in benches for block in machine_blocks(bench))]
+    write_text(folder / "README.md", f"# What machines can do\n\n{to_markdown(blocks)}\n")
     if not readme.is_file():  # the package alone
         return [folder / "README.md"]
-    sentence = text_to_markdown(gpu_sentence([bench for bench in benches if bench["on_gpu"]]))
+    sentence = escaped(gpu_sentence([bench for bench in benches if bench["on_gpu"]]))
     line = textwrap.fill(f"- {sentence}", WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     text, count = MARKED.subn(lambda place: f"{place[1]}{line}\n{place[2]}", readme.read_text())
     if count != 1:
@@ -107,9 +105,9 @@ def write_pages(root: Path) -> list[Path]:
 
 def machine_blocks(bench: Result) -> list[Block]:
     """Return the section of one machine: its limits, its tables, and the items that failed."""
-    lead = Text(f"**{bench['device']}, {bench['threads']} threads** ({_source(bench)}). {_limits(bench)}")
+    lead = f"**{bench['device']}, {bench['threads']} threads** ({_source(bench)}). {_limits(bench)}"
     failed = [f"{name}: {item['failed']}" for name, item in bench.get("items", {}).items() if item["failed"]]
-    return [lead, *tables_of(bench), *[Text(f"Not measured: {'; '.join(failed)}.")] * bool(failed)]
+    return [lead, *tables_of(bench), *[f"Not measured: {'; '.join(failed)}."] * bool(failed)]
 
 
 def _limits(bench: Result) -> str:
@@ -143,7 +141,8 @@ def _sentence(bench: Result) -> str:
     if tensor := next((row for row in bench.get("operands", []) if row["name"] == "E4M3, a scale per tensor"), None):
         parts.append(f"an operand is made at {100 * tensor['over_copy']:.0f} % of a copy's bandwidth")
     if most := max(bench.get("at_once", []), key=lambda row: row["runs_per_hour"], default=None):
-        parts.append(f"{most['jobs']} runs of `{most['model']}` at a time make {whole(most['runs_per_hour'])} an hour")
+        runs = integer(most["runs_per_hour"])
+        parts.append(f"{most['jobs']} runs of `{most['model']}` at a time make {runs} an hour")
     return f"**On an {bench['device']}** {'; '.join(parts)} ({_source(bench)})." if parts else NOT_MEASURED
 
 

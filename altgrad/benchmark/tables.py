@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from altgrad.reporting.document import Column, Table, words
-from altgrad.reporting.wording import NONE, number, significant, whole
+from altgrad.reporting.markdown import NONE, Column, Table, integer, number, significant, words
 
 BASELINE = "bf16"  # the contestant that all others are timed beside
 NOT_MEASURED = "not measured"
@@ -50,9 +49,9 @@ def operands_table(bench: Result) -> Table:
         return lambda row: NONE if "absent" in row else cell(row)
 
     note = (
-        f"A bfloat16 tensor of {whole(bench['operands'][0]['elements'])} elements, quantized and written in bfloat16, "
-        "or in float8 where the name says so; compiled. Bytes: the tensor read once and the values written once. Of a "
-        "copy: the rate over that of a copy in the same round, median over rounds."
+        f"A bfloat16 tensor of {integer(bench['operands'][0]['elements'])} elements, quantized and written in "
+        "bfloat16, or in float8 where the name says so; compiled. Bytes: the tensor read once and the values written "
+        "once. Of a copy: the rate over that of a copy in the same round, median over rounds."
     )
     return _table(
         bench["operands"], note, (words("operand"), _strong),
@@ -107,7 +106,7 @@ def at_once_table(bench: Result) -> Table:
     return _table(
         sorted(bench["at_once"], key=lambda row: row["jobs"]), note, (Column("at a time"), _whole("jobs")),
         (Column("runs an hour"), _whole("runs_per_hour")),
-        (Column("slowest to fastest round"), lambda row: " to ".join(map(whole, row["runs_per_hour_range"]))),
+        (Column("slowest to fastest round"), lambda row: " to ".join(map(integer, row["runs_per_hour_range"]))),
         (Column("first, s"), _number("first_s", 0)),
     )  # fmt: skip
 
@@ -199,11 +198,11 @@ def _ms(row: Result) -> str:
 
 
 def _mb(value: float | None) -> str:
-    return NOT_MEASURED if value is None else whole(round(value))
+    return NOT_MEASURED if value is None else integer(round(value))
 
 
 def _whole(key: str) -> Cell:
-    return lambda row: whole(row[key])
+    return lambda row: integer(row[key])
 
 
 def _number(key: str, digits: int) -> Cell:

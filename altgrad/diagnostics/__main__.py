@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> None:
 
 def explain(arguments: list[str]) -> None:
     """Tell which tensor of a run left its band first, and how long before the loss showed it; draw it."""
-    main_of("reporting.figures.first_anomaly")(arguments)
+    main_of("reporting.anomalies")(arguments)
 
 
 def what_if(arguments: list[str]) -> None:
@@ -63,7 +63,7 @@ def what_if(arguments: list[str]) -> None:
     table, recipe = (settings.out / f"{cell.key}.{end}" for end in ("csv", "yaml"))
     found.to_csv(table, index=False)
     recipe.write_text(text, encoding="utf-8")
-    main_of("reporting.figures.precision")([str(table), settings.granularity])
+    main_of("reporting.figures.layers")([str(table), settings.granularity])
     shown = found[(found.granularity == settings.granularity) & (found.rounding == "nearest-even")]
     print(f"Mean SQNR in dB over layers, one scale per {settings.granularity}, rounded to nearest:")
     print(shown.pivot_table(index="role", columns="format", values="sqnr_db", sort=False).round(1).to_string())

@@ -1,5 +1,4 @@
-"""The comparison, from files to a page: statistics, tables, figures, and data for DVC's own plots.
+"""The comparison of runs, from the pipeline's files: statistics, tables, figures, pages, and data for DVC's plots.
 
-Reads what the pipeline wrote and imports no package but ``altgrad.config``: a report takes seconds and
-needs neither torch nor a device.
+It needs neither torch nor a device, and a report takes seconds.
 """

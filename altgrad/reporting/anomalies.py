@@ -1,51 +1,63 @@
-"""The first anomalous tensor of every run that ended badly: which healthy runs it is held against, and in words."""
+"""The first anomalous tensor of a run that diverged or ended worse: found, told in words, and drawn.
+
+A run is compared with healthy runs that are like it. The command ``python -m altgrad.diagnostics explain`` ends in
+`main`, which explains one run.
+"""
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from altgrad.common.console import called
 from altgrad.common.errors import UserError, did_you_mean
 from altgrad.metrics import METRICS
-from altgrad.metrics.bands import LEAST_PEERS, Peers, Trace
-from altgrad.metrics.first_anomaly import Excursion, FirstAnomaly, first_anomaly
+from altgrad.metrics.bands import LEAST_PEERS, Bands, Peers, Trace, from_binades, loss_bands, tensor_bands
+from altgrad.metrics.first_anomaly import LOSS_THRESHOLD, Excursion, FirstAnomaly, first_anomaly, threshold_of
 from altgrad.metrics.metric import ROLES
-from altgrad.reporting.load import COMPLETED, DIVERGED, IDENTITY, MISSING, Study
-from altgrad.reporting.wording import number, plural, significant
+from altgrad.reporting.figures.style import drawing, panels, save
+from altgrad.reporting.load import COMPLETED, DIVERGED, IDENTITY, MISSING, Study, load_study
+from altgrad.reporting.markdown import number, plural, significant
 
-# Whose runs make the bands: the first of these with enough healthy ones. What they share, and what they are called.
-CIRCLES = (
+# The bands are made of the first of these groups with enough healthy runs: the columns in which they equal the run.
+GROUPS = (
     (["format", "optimizer", "lr_scale"], "of the same format, arm and learning rate"),
     (["format", "optimizer"], "of the same format and arm, at other learning rates too"),
     (["optimizer"], "of the same arm, in other formats too"),
 )
 TENSORS = ROLES | {"output": "output", "weight_grad": "weight gradient", "update": "update of the weights"}
+RUN, BAND, PEER = "#D55E00", "#0072B2", "#999999"  # colours
 
 
 @dataclass(frozen=True)
 class Case:
-    """A run, what became of it (a clause), and its first anomaly, with the traces that it was found from.
+    """A run by its key, how it ended (a clause), and its first anomaly.
 
-    ``rows``: a sentence on the rows of a layer that a divergence was in, "" where they are not known.
+    ``run`` and ``peers`` are the measurements of the run and of the healthy runs that it is compared with, ``group``
+    says what these have in common with it. ``rows`` is a sentence on the rows of a layer in which a divergence began.
     """
 
     key: str
     ended: str
-    found: FirstAnomaly
+    anomaly: FirstAnomaly
     run: Trace
     peers: Peers
-    circle: str
-    rows: str = ""
+    group: str
+    rows: str
 
 
 def cases(study: Study) -> Iterator[Case]:
-    """Yield the case of every cell that diverged or ended worse, in grid order."""
-    found, worse = _finder(study), ended_worse(study)
-    return (found(key) for key, status in study.cells["status"].items() if status == DIVERGED or key in worse)
+    """Yield the case of every run that diverged or ended worse, in grid order."""
+    case_of, worse = _cases(study), ended_worse(study)
+    return (case_of(key) for key, status in study.cells["status"].items() if status == DIVERGED or key in worse)
 
 
 def case(study: Study, key: str) -> Case:
@@ -55,41 +67,44 @@ def case(study: Study, key: str) -> Case:
     cell = study.cells.loc[key]
     if cell["status"] == MISSING:
         raise UserError(f"{key}: there is no run to explain ({cell['reason']}); run `dvc repro`")
-    return _finder(study)(key)
+    return _cases(study)(key)
 
 
 def ended_worse(study: Study) -> dict[str, tuple[float, str]]:
-    """Return, by key, by how many percent completed runs ended above the baseline, and whose loss that is.
+    """Return the completed runs whose loss is above the baseline's by more than the limit.
 
-    Of those where it is beyond the limit. The baseline's loss is the median over its seeds under the same arm, at the
-    arm's best learning rate; where none of them completed, that of the best format.
+    The baseline's loss is the median over its seeds, with the same optimizer at its best learning rate. Where no such
+    run completed, the best format's loss takes its place.
+
+    Returns:
+        By key, how many percent the run is above, and in words whose loss that is.
     """
-    done = study.of_status(COMPLETED)
-    at_rates = done.groupby(["optimizer", "format", "lr_scale"])["val_loss"].median()
+    completed = study.of_status(COMPLETED)
+    medians = completed.groupby(["optimizer", "format", "lr_scale"])["val_loss"].median()
     worse = {}
-    for key, cell in done.iterrows():
-        own = at_rates[cell["optimizer"]]
-        formats = own.index.get_level_values("format")
+    for key, cell in completed.iterrows():
+        losses = medians[cell["optimizer"]]
+        formats = losses.index.get_level_values("format")
         if study.baseline in formats:
-            reference, than = own[formats == study.baseline].min(), "the baseline's"
+            reference, than = losses[formats == study.baseline].min(), "the baseline's"
         else:
-            reference = own.min()
-            than = f"that of {formats[own.argmin()]}, the best of its arm, where no baseline completed"
+            reference = losses.min()
+            than = f"that of {formats[losses.argmin()]}, the best of its arm, where no baseline completed"
         gap = 100 * (cell["val_loss"] / reference - 1)
         if METRICS["val_gap"].bound.crossed("", gap):
             worse[key] = gap, than
     return worse
 
 
-def _finder(study: Study) -> Callable[[str], Case]:
-    """Return what finds the case of a cell by its key."""
+def _cases(study: Study) -> Callable[[str], Case]:
+    """Return a function that returns the case of a cell by its key."""
     worse, empty = ended_worse(study), (study.monitors.iloc[:0], study.history.iloc[:0])
     frames = [dict(list(frame.groupby(IDENTITY, sort=False))) for frame in (study.monitors, study.history)]
 
     @cache
     def trace(key: str) -> Trace:
         cell = study.cells.loc[key]
-        monitors, history = (own.get(tuple(cell[IDENTITY]), none) for own, none in zip(frames, empty, strict=True))
+        monitors, history = (rows.get(tuple(cell[IDENTITY]), none) for rows, none in zip(frames, empty, strict=True))
         diverged = int(cell["outcome_step"]) if cell["status"] == DIVERGED else None
         return Trace(monitors, history, diverged, cell["first_nonfinite"])
 
@@ -97,7 +112,7 @@ def _finder(study: Study) -> Callable[[str], Case]:
     def peers_of(keys: tuple[str, ...]) -> Peers:
         return Peers(trace(key) for key in keys)
 
-    def found(key: str) -> Case:
+    def case_of(key: str) -> Case:
         cell, ended = study.cells.loc[key], "neither diverged nor ended worse"
         if cell["status"] == DIVERGED:
             ended = f"diverged at step {cell['outcome_step']:.0f} ({cell['signature']})"
@@ -105,12 +120,12 @@ def _finder(study: Study) -> Callable[[str], Case]:
             percent, than = worse[key]
             ended = f"ended with a validation loss {number(percent, 0)} % above {than}"
         healthy = study.of_status(COMPLETED).drop([*worse, key], errors="ignore")
-        circles = [(healthy[(healthy[shared] == cell[shared]).all(axis=1)].index, name) for shared, name in CIRCLES]
-        like, circle = next((found for found in circles if len(found[0]) >= LEAST_PEERS), circles[-1])
-        peers = peers_of(tuple(like))
-        return Case(key, ended, first_anomaly(trace(key), peers), trace(key), peers, circle, _rows(cell))
+        groups = [(healthy[(healthy[shared] == cell[shared]).all(axis=1)].index, words) for shared, words in GROUPS]
+        alike, group = next((group for group in groups if len(group[0]) >= LEAST_PEERS), groups[-1])
+        peers = peers_of(tuple(alike))
+        return Case(key, ended, first_anomaly(trace(key), peers), trace(key), peers, group, _rows(cell))
 
-    return found
+    return case_of
 
 
 def _rows(cell: pd.Series) -> str:
@@ -122,31 +137,32 @@ def _rows(cell: pd.Series) -> str:
     return f"Until that was found, none had gone as far beside the rest of their layer as {cell['first_rows']}."
 
 
-def sentences(found: Case) -> list[str]:
+def sentences(case: Case) -> list[str]:
     """Return the case in a few plain sentences."""
-    result, first, showed = found.found, found.found.excursion, f"The loss showed it at step {found.found.loss_step}"
-    told = list(filter(None, [f"{found.key} {found.ended}.", found.rows]))
-    left, held = "left its band", f"{plural(result.peers, 'healthy run')} {found.circle}"
-    if not result.peers:
+    anomaly, first = case.anomaly, case.anomaly.excursion
+    told = list(filter(None, [f"{case.key} {case.ended}.", case.rows]))
+    left, against = "left its band", f"{plural(anomaly.peers, 'healthy run')} {case.group}"
+    if not anomaly.peers:
         left = "was beyond its limit"
-        held = f"the limits of the metrics, as fewer than {LEAST_PEERS} healthy runs are like it"
-    if first is None and result.loss_step is None:
-        return [*told, f"Held against {held}, no tensor {left}."]
+        against = f"the limits of the metrics, as fewer than {LEAST_PEERS} healthy runs are like it"
+    if first is None and anomaly.loss_step is None:
+        return [*told, f"Held against {against}, no tensor {left}."]
+    showed = f"The loss showed it at step {anomaly.loss_step}"
     if first is None:
-        passes = [f"{step:.0f}" for step in sorted(found.run.monitors["step"].unique())]
-        seen = ", ".join(passes if len(passes) <= 6 else [*passes[:6], f"… {passes[-1]}"]) or "none"
-        no_tensor = f"Held against {held}, no tensor {left} before the loss did."
-        return [*told, no_tensor, f"{showed}; instrumented passes: {seen}."]
+        passes = [f"{step:.0f}" for step in sorted(case.run.monitors["step"].unique())]
+        steps = ", ".join(passes if len(passes) <= 6 else [*passes[:6], f"… {passes[-1]}"]) or "none"
+        no_tensor = f"Held against {against}, no tensor {left} before the loss did."
+        return [*told, no_tensor, f"{showed}; instrumented passes: {steps}."]
     told.append(f"The first that {left} was the {tensor(first)}, at step {first.step}: {_value(first)}.")
-    told.append(f"It was held against {held}.")
-    if result.lead is None:
+    told.append(f"It was held against {against}.")
+    if anomaly.lead is None:
         return [*told, "The loss never left its own band."]
-    later = f"{plural(result.lead, 'step')} later" if result.lead else "at the same step"
+    later = f"{plural(anomaly.lead, 'step')} later" if anomaly.lead else "at the same step"
     return [*told, f"{showed}, {later}."]
 
 
 def tensor(first: Excursion) -> str:
-    """Return what left its band: ``SQNR of the inputs of `blocks.0.mlp.up```."""
+    """Return what left its band, such as ``sqnr_db of the inputs of blocks.0.mlp.up``."""
     metric = "number of NaN and infinite elements" if first.metric == "nonfinite" else first.metric
     return f"{metric} of the {TENSORS.get(first.role, first.role)} of {first.layer}"
 
@@ -160,3 +176,74 @@ def _value(first: Excursion) -> str:
     if np.isnan(first.low):
         return f"{value}, beyond the limit of {METRICS[first.metric].bound.of(first.layer):g}"
     return f"{value}, where healthy runs have {significant(first.low)} to {significant(first.high)}{unit}"
+
+
+def main(arguments: list[str]) -> None:
+    """Tell which tensor of a run left its band first, and how long before the loss showed it; draw it."""
+    parser = ArgumentParser(f"{called('diagnostics')} explain", description=main.__doc__)
+    parser.add_argument("cell", metavar="CELL", help="a finished run, such as E4M3-adamw-0-1")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="the pipeline's folder (default %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("scratch/explain"), help="folder (default %(default)s)")
+    settings = parser.parse_args(arguments)
+    explained = case(load_study(settings.data), settings.cell)
+    print("\n".join(sentences(explained)))
+    with drawing():
+        save(first_anomaly_figure(explained), settings.out, explained.key)
+    print(f"figure: {settings.out / explained.key}.png")
+
+
+def first_anomaly_figure(case: Case) -> Figure:
+    """Return the metric over steps with its band and the healthy runs, above the training loss.
+
+    The metric is left out where no tensor left its band, and where NaN did, which has no curve.
+    """
+    first, loss_step = case.anomaly.excursion, case.anomaly.loss_step
+    curve = None if first is None or first.metric == "nonfinite" else first
+    count = 1 if curve is None else 2
+    figure, axes = panels(count, 1, 2.6 * count, sharex=True)
+    traces = (case.run, *case.peers)
+    if curve is not None:
+        bands = tensor_bands(case.run, case.peers) if case.anomaly.peers else None
+        key = (curve.layer, curve.role, curve.metric)
+        series = [_steps_and_values(trace.tensors, key) for trace in traces]
+        _draw(axes[0, 0], curve.metric, series, bands, key, threshold_of(curve.role))
+        axes[0, 0].set(title=tensor(curve), ylabel=METRICS[curve.metric].unit)
+    bands = loss_bands(case.run, case.peers) if case.anomaly.peers else None
+    series = [_steps_and_values(trace.losses, "train_loss") for trace in traces]
+    _draw(axes[-1, 0], "train_loss", series, bands, "train_loss", LOSS_THRESHOLD)
+    axes[-1, 0].set(title="training loss", ylabel="nats per token", xlabel="optimizer step")
+    for axis in axes[:, 0]:
+        if first is not None:
+            axis.axvline(first.step, color=RUN, linewidth=1, label=f"first anomaly, step {first.step}")
+        if loss_step is not None:
+            axis.axvline(loss_step, color="black", linestyle=":", linewidth=1, label=f"loss, step {loss_step}")
+    axes[0, 0].legend(fontsize=7.5)
+    figure.suptitle(f"{case.key} {case.ended}", fontsize=9.5)
+    return figure
+
+
+def _steps_and_values(table: pd.DataFrame, key: object) -> tuple[np.ndarray, np.ndarray]:
+    """Return steps and values, in binades, of a row; both empty where the table has no such row."""
+    if key not in table.index:
+        return np.array([]), np.array([])
+    row = table.loc[key].replace(np.inf, np.nan).dropna()
+    return row.index.to_numpy(dtype="float64"), row.to_numpy()
+
+
+def _draw(
+    axis: Axes, metric: str, series: list[tuple[np.ndarray, np.ndarray]], bands: Bands | None, key: object, reach: float
+) -> None:
+    """Draw ``series``, the run's first, with a band of ``reach`` times its spread on either side."""
+    if bands is not None:
+        row = bands.values.index.get_loc(key)
+        middle, spread = bands.middle[row], reach * bands.spread[row]
+        known, steps = np.isfinite(middle), bands.values.columns.to_numpy(dtype="float64")
+        low, high = (from_binades(metric, middle + side * spread)[known] for side in (-1, 1))
+        axis.fill_between(steps[known], *sorted((low, high), key=np.sum), color=BAND, alpha=0.15, label="band")
+    for steps, values in series[1:]:
+        axis.plot(steps, from_binades(metric, values), color=PEER, linewidth=0.8)
+    steps, values = series[0]
+    axis.plot(steps, from_binades(metric, values), color=RUN, marker="o", label="this run")
+    shown = [from_binades(metric, values) for _, values in series if len(values)]
+    if metric in METRICS and METRICS[metric].unit in ("1", "ratio", "rungs") and shown and min(map(np.min, shown)) > 0:
+        axis.set_yscale("log")

@@ -1,16 +1,16 @@
-"""The comparison itself: each entry against the baseline, each geometry-aware arm against the plain one.
+"""The comparison of a study: each entry with the baseline, each optimizer with its baseline optimizer.
 
-A *run* here is a grid entry (format or recipe) under one optimizer at one learning rate, over all seeds. The
-primary metric is the final validation loss in nats per token. Everything is paired by seed, and only completed
-cells have a loss: a diverged or missing cell is counted beside the number, never averaged into it. What is asked
-of the losses and how the answers are read is in :mod:`altgrad.reporting.hypotheses`.
+A *run* is a grid entry (format or recipe) with an optimizer at one learning rate, over all seeds. Runs are paired by
+seed, and only completed cells have a loss: diverged and missing cells are counted, never averaged. The questions that
+are asked of the losses are in `altgrad.reporting.hypotheses`. Below is also which rows of a study figures and tables
+show.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,21 +18,27 @@ import numpy as np
 import pandas as pd
 
 from altgrad.reporting import optimizer_roles as roles
-from altgrad.reporting.decision_rule import UNTESTED
 from altgrad.reporting.hypotheses import BEYOND, CONTROL, COST, GAIN, MATCHED, Answers, answer, ask, losses_of
-from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study
+from altgrad.reporting.load import COMPLETED, DIVERGED, IDENTITY, MISSING, Study
 from altgrad.reporting.statistics import RUN, PairedLosses, Run
+
+BYTES = "bytes_per_parameter"
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Every number of the comparison.
 
-    ``best``: a row per (format, optimizer) at its own best learning rate, with counts, means over seeds and the paired
-    difference to the baseline at its own, under an optimizer that is not its plain form there.
-    ``gains``: a row per (format, arm that is not plain), see :func:`_gains`. ``references`` names the baseline
-    optimizer of each, ``reference`` the one whose cells stand for a format. ``best_runs`` has the run behind each row
-    of ``best``, ``least`` by arm what its tuning alone makes, see :func:`_tuning_error`.
+    Attributes:
+        best: a row per format and optimizer at its best learning rate: counts of cells, means over seeds, and the
+            paired ``difference`` to the baseline at its best learning rate.
+        gains: a row per format and optimizer that has a reference, see `_gains`.
+        answers: the result of every question.
+        runs: the primary metric by run and seed.
+        best_runs: the run of each row of ``best``, by format and optimizer.
+        references: the baseline optimizer that each other optimizer is compared with.
+        reference: the baseline optimizer whose cells stand for a format, if there is one.
+        least: by optimizer the difference that its tuning alone makes, see `_tuning_error`.
     """
 
     best: pd.DataFrame
@@ -46,32 +52,33 @@ class Comparison:
 
     @property
     def noise_floor(self) -> float:
-        """Half of the 95 % interval of a cost, the median of all; NaN without one."""
+        """Half of the 95 % interval of a cost, the median over entries; NaN without one."""
         halves = [claim.half_width for (kind, *_), claim in self.answers.claims.items() if kind == COST]
         known = [half for half in halves if half > 0]
         return float(np.median(known)) if known else math.nan
 
-    def behind(self, entry: str, arm: str) -> dict[str, Any]:
-        """Return which cells stand for an entry and an arm, as `altgrad.reporting.document` has it."""
+    def selection(self, entry: str, arm: str) -> dict[str, Any]:
+        """Return the run of an entry and optimizer as `altgrad.reporting.markdown.to_runs` takes it."""
         return dict(zip(RUN, self.best_runs[entry, arm], strict=True))
 
 
 def compare(study: Study) -> Comparison:
-    """Return the comparison of everything that completed in ``study``."""
-    measure = study.measure
-    runs, chosen_by = losses_of(study, measure.column), losses_of(study, measure.on_validation)
+    """Return the comparison of the completed cells of ``study``."""
+    metric = study.primary
+    # Test documents may not choose the learning rate: the chosen one would be too good on them.
+    runs, chosen_by = losses_of(study, metric.final), losses_of(study, metric.on_validation)
     rates = sorted(study.lr_scales)
     best = {
-        (entry, arm): chosen_by.best([(entry, arm, rate) for rate in rates], higher_is_better=measure.higher_is_better)
+        (entry, arm): chosen_by.best([(entry, arm, rate) for rate in rates], higher_is_better=metric.higher_is_better)
         for entry, arm in itertools.product(study.formats, study.optimizers)
     }
     references = roles.references(study)
     least = _tuning_error(study, runs, best, references)
     answers = answer(
-        ask(study, best, references), runs, least, tuned_here=len(rates) > 1, smallest_effect=measure.smallest_effect
+        ask(study, best, references), runs, least, tuned_here=len(rates) > 1, smallest_effect=metric.smallest_effect
     )
     return Comparison(
-        _best(study, runs, best, answers), _gains(study, references, answers), answers, runs, best, references,
+        _best(study, runs, best), _gains(study, references, answers), answers, runs, best, references,
         roles.main_plain(study), least,
     )  # fmt: skip
 
@@ -79,26 +86,29 @@ def compare(study: Study) -> Comparison:
 def _tuning_error(
     study: Study, runs: PairedLosses[Run], best: Mapping[tuple[str, str], Run], references: Mapping[str, str]
 ) -> dict[str, float]:
-    """Return for each arm the largest mean gain of one with its base where nothing is quantized; 0 without such cells.
+    """Return for each optimizer the largest mean gain that its tuning alone makes; 0 where it is not known.
 
-    There an arm that needs a format is its plain form, so that what is left is chance, and that the learning rates of
-    an arm come closer to the best one than those of another: a grid of rates a factor of two apart hits it by luck.
-    That says nothing about other arms, which differ there by more than their rates.
+    It is known of optimizers that need a format, in entries without one. There they are their baseline optimizer, so a
+    gain is chance, or a learning rate that comes closer to the best one: a grid of rates a factor of two apart hits it
+    by luck. Other optimizers differ there by more than their rates.
     """
     sizes: dict[str, float] = {}
     bases = {arm: study.arm(arm)["base"] for arm in study.optimizers}
     unquantized = [entry for entry in study.formats if not roles.has_format(study, entry)]
     for (arm, reference), entry in itertools.product(references.items(), unquantized):
-        found = runs.difference({best[entry, arm]: 1, best[entry, reference]: -1})
-        if found and bases[arm] == bases[reference] and roles.needs_format(study.arm(arm)):
-            sizes[bases[arm]] = max(sizes.get(bases[arm], 0.0), abs(found.mean))
+        gain = runs.difference({best[entry, arm]: 1, best[entry, reference]: -1})
+        if gain and bases[arm] == bases[reference] and roles.needs_format(study.arm(arm)):
+            sizes[bases[arm]] = max(sizes.get(bases[arm], 0.0), abs(gain.mean))
     return {arm: sizes.get(bases[arm], 0.0) for arm in references}
 
 
-def _best(study: Study, runs: PairedLosses[Run], best: Mapping[tuple[str, str], Run], answers: Answers) -> pd.DataFrame:
-    """Return a row per (format, optimizer) at its best learning rate."""
+def _best(study: Study, runs: PairedLosses[Run], best: Mapping[tuple[str, str], Run]) -> pd.DataFrame:
+    """Return a row per format and optimizer at its best learning rate, as `Comparison` has it.
+
+    There is no ``difference`` under an optimizer that is its baseline optimizer in the baseline format.
+    """
     cells = study.cells.assign(**{status: study.cells["status"] == status for status in (COMPLETED, DIVERGED, MISSING)})
-    primary = study.measure.column
+    primary = study.primary.final
     completed = cells[list({"val_loss", primary})].where(cells[COMPLETED])
     table = cells.assign(**completed).groupby(RUN, sort=False).agg(
         peak_lr=("peak_lr", "first"), planned=("peak_lr", "size"), completed=(COMPLETED, "sum"),
@@ -116,19 +126,17 @@ def _best(study: Study, runs: PairedLosses[Run], best: Mapping[tuple[str, str], 
         None if base in (None, entry) or roles.is_plain_in(study, base, arm)
         else runs.difference({run: 1, best[base, arm]: -1}) for (entry, arm), run in best.items()
     ]  # fmt: skip
-    table["perplexity"] = np.exp(table["val_loss"]) if study.measure.in_nats else math.nan
+    table["perplexity"] = np.exp(table["val_loss"]) if study.primary.in_nats else math.nan
     return table
 
 
 def _gains(study: Study, references: Mapping[str, str], answers: Answers) -> pd.DataFrame:
-    """Return a row per format and optimizer that has a baseline optimizer to be held against, ``reference``.
+    """Return a row per format and optimizer that has a baseline optimizer, ``reference``.
 
-    Where no weight has a format there is none for an optimizer that needs one: it is its plain form.
-
-    ``claim`` is the arm's loss minus the reference's, so below zero is a gain; None if no pair of cells completed.
-    ``controls`` has by their names the claims of the arm against its controls, and of the same arm at AdamW's update
-    size against the reference; ``beyond`` is the claim of the gain over the gain of the same geometry in the virtual
-    ``twin``, None where there is none.
+    Formats in which the optimizer is its baseline optimizer have no row. ``claim`` is the result for its loss minus the
+    reference's, None if no pair of cells completed. ``controls`` has the results against its controls, and that of its
+    RMS-matched form, by name. ``beyond`` is the format-specific effect: the gain minus that in the unquantized control
+    ``twin``, None without one.
     """
     columns = ["format", "optimizer", "reference", "claim", "controls", "twin", "beyond"]
     rows = []
@@ -145,24 +153,54 @@ def _gains(study: Study, references: Mapping[str, str], answers: Answers) -> pd.
     return pd.DataFrame(rows, columns=columns)
 
 
-def compared(study: Study, comparison: Comparison) -> pd.DataFrame:
-    """Return what results.csv has: a row per comparison of the report, with its paired t-test alone and its result.
+def among(frame: pd.DataFrame, runs: pd.DataFrame, keys: Sequence[str] = IDENTITY) -> pd.Series:
+    """Return a mask of the rows of ``frame`` that equal a row of ``runs`` in the columns ``keys``."""
+    known = pd.MultiIndex.from_frame(runs[list(keys)])
+    return pd.Series(pd.MultiIndex.from_frame(frame[list(keys)]).isin(known), frame.index)
 
-    ``delta`` is ``optimizer``'s loss in ``format`` minus that of ``against``; of a format-specific effect minus the
-    same in the unquantized control, ``against``. ``p_adjusted`` is empty where nothing was tested.
+
+def at_best(frame: pd.DataFrame, comparison: Comparison) -> pd.DataFrame:
+    """Return the rows of ``frame`` whose learning rate is the best of their (format, optimizer)."""
+    return frame[among(frame, comparison.best, RUN)]
+
+
+def of_completed(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
+    """Return the rows of ``frame`` that belong to completed runs."""
+    return frame[among(frame, study.of_status(COMPLETED))]
+
+
+def shown_optimizer(study: Study, comparison: Comparison) -> str:
+    """Return the optimizer that per-layer figures show: the baseline optimizer where there is one."""
+    return comparison.reference or study.optimizers[0]
+
+
+def per_layer(frame: pd.DataFrame, study: Study, comparison: Comparison) -> pd.DataFrame:
+    """Return the rows of the shown optimizer at the best learning rates, of completed runs.
+
+    A format without a completed run is shown by its diverged ones.
     """
-    rows = []
-    for (kind, entry, *arms), claim in comparison.answers.claims.items():
-        own, delta = arms[0] if arms else comparison.reference, claim.difference
-        reference = comparison.references.get(str(own))
-        against = {COST: study.baseline, BEYOND: roles.unquantized_control(study, entry, own or ""), GAIN: reference,
-                   CONTROL: arms[-1] if arms else None, MATCHED: reference}[kind]  # fmt: skip
-        half = delta.half_width
-        rows.append((
-            kind, entry, arms[-1] if kind == MATCHED else own, against, delta.n, delta.mean, delta.mean - half,
-            delta.mean + half, delta.mean / delta.error if delta.sd > 0 else None, claim.alone,
-            None if claim.outcome in UNTESTED else claim.adjusted, claim.outcome, claim.exploratory,
-        ))  # fmt: skip
-    columns = ["comparison", "format", "optimizer", "against", "seeds", "delta", "ci_low_alone", "ci_high_alone",
-               "t_alone", "p_alone", "p_adjusted", "result", "exploratory"]  # fmt: skip
-    return pd.DataFrame(rows, columns=columns)
+    frame = at_best(frame[frame["optimizer"] == shown_optimizer(study, comparison)], comparison)
+    rows = among(frame, study.of_status(COMPLETED))
+    return frame[rows | ~frame["format"].isin(frame.loc[rows, "format"].unique())]
+
+
+def late(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the second half of each run, when weights have settled."""
+    return frame[frame["step"] >= frame.groupby(IDENTITY)["step"].transform("max") / 2]
+
+
+def in_order(names: Iterable[str], present: Iterable[str]) -> list[str]:
+    """Return those of ``names``, such as the grid's formats, that are in ``present``."""
+    members = set(present)
+    return [name for name in names if name in members]
+
+
+def memory(study: Study, comparison: Comparison) -> pd.DataFrame:
+    """Return bytes per parameter (weights, master weights, gradients, optimizer state) and milliseconds of a step.
+
+    There is a row per format and optimizer at its best learning rate, with the median over completed runs. The frame is
+    empty if all train in the same bytes.
+    """
+    completed = at_best(study.of_status(COMPLETED), comparison)
+    costs = completed.groupby(["format", "optimizer"], sort=False)[[BYTES, "step_ms_median"]].median().dropna()
+    return costs if costs[BYTES].round(2).nunique() > 1 else costs.iloc[:0]

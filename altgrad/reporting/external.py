@@ -22,16 +22,14 @@ from altgrad.config.section import Section as Settings
 from altgrad.recording import KEY, STEP, whole
 from altgrad.reporting.compare import compare
 from altgrad.reporting.decision_rule import SEEDS, SMALLEST_EFFECT
-from altgrad.reporting.document import Document, Section, Table, Text, there, words
-from altgrad.reporting.figures import FIGURES, draw
+from altgrad.reporting.figures import draw, report_figures
 from altgrad.reporting.html import to_html
 from altgrad.reporting.load import COLUMNS, COMPLETED, DIVERGED, IDENTITY, MISSING, NUMBERS, TEXTS, Study
-from altgrad.reporting.markdown import to_markdown
-from altgrad.reporting.measure import Measure
+from altgrad.reporting.markdown import NONE, Block, Table, listed, to_markdown, without_runs, words
 from altgrad.reporting.optimizer_roles import ROLE, EntryRole, OptimizerRole
+from altgrad.reporting.primary_metric import PrimaryMetric
 from altgrad.reporting.summary import outcomes, summary
 from altgrad.reporting.tables import results_table
-from altgrad.reporting.wording import NONE, joined
 
 ALL = "all"  # the configuration of every run in a table without that column; likewise the optimizer
 QUESTION = "What does each configuration change, and what each optimizer?"
@@ -128,8 +126,9 @@ def study_of(rows: pd.DataFrame, curves: pd.DataFrame | None, family: Family) ->
     return Study(
         {"grid": {"baseline": family.reference}}, {}, resolved,
         table.reindex(columns=[*IDENTITY, *TEXTS, *NUMBERS]).astype(dict.fromkeys(NUMBERS, "float64")), timing={},
-        measure=Measure(
-            family.metric, family.metric, family.unit, "configuration", family.higher_is_better, family.smallest_effect
+        primary=PrimaryMetric(
+            title=family.metric, unit=family.unit, higher_is_better=family.higher_is_better, entry="configuration",
+            smallest_effect=family.smallest_effect,
         ), **frames,
     )  # fmt: skip
 
@@ -155,25 +154,19 @@ def write_comparison(results: Path, family: Family, curves: Path | None, out: Pa
     comparison = compare(study)
     if max((claim.difference.n for claim in comparison.answers.claims.values()), default=0) < 2:
         raise UserError(f"{results}: no comparison has two seeds in common; an interval takes two, a test {SEEDS}")
-    pictures = draw([spec for spec in FIGURES if spec.section in SECTIONS], study, comparison, out / "figures")
+    pictures = draw([spec for spec in report_figures() if spec.section in SECTIONS], study, comparison, out / "figures")
     result = outcomes(study, comparison)
-    page = Document(
-        f"Comparison of {results.name}", QUESTION,
-        there(
-            Text(result), Text(study.measure.direction), pictures.get("gains"),
-            *summary(study, comparison, costs="What each configuration changes",
-                     why="`altgrad/reporting/STATISTICS.md`"),
-        ),
-        [section for section in (
-            Section("Result in detail", "result", there(
-                pictures.get("gains_over_run"), results_table(study, comparison)
-            )),
-            Section("Curves", "curves", there(*map(pictures.get, ("loss_curves", "loss_differences")))),
-            Section("What was asked", "family", [_family_table(results, family, rows.attrs["unread"])]),
-        ) if section.blocks],
-    )  # fmt: skip
-    write_text(out / "REPORT.md", to_markdown(page))
-    write_text(out / "index.html", to_html(page, out / "figures", cells=False))
+    curves_shown = [pictures[name] for name in ("loss_curves", "loss_differences") if name in pictures]
+    page: list[Block | None] = [
+        f"# Comparison of {results.name}", f"**{QUESTION}**", result, study.primary.direction, pictures.get("gains"),
+        *summary(study, comparison, costs="What each configuration changes", why="`altgrad/reporting/STATISTICS.md`"),
+        "## Result in detail", pictures.get("gains_over_run"), results_table(study, comparison),
+        *["## Curves"] * bool(curves_shown), *curves_shown,
+        "## What was asked", _family_table(results, family, rows.attrs["unread"]),
+    ]  # fmt: skip
+    text = without_runs(to_markdown(page)) + "\n"
+    write_text(out / "REPORT.md", text)
+    write_text(out / "index.html", to_html(text, out / "figures"))
     return result.replace("**", "").replace("`", "")
 
 
@@ -185,7 +178,7 @@ def _family_table(results: Path, family: Family, unread: list[str]) -> Table:
             value = [f"{control} ({of})" for control, of in value.items()]
         if isinstance(value, bool):
             return "yes" if value else "no"
-        return (joined(value) if isinstance(value, list) else str(value)) or NONE
+        return (listed(value) if isinstance(value, list) else str(value)) or NONE
 
     rows = [[name.replace("_", " "), text(value)] for name, value in family.model_dump().items()]
     return Table(

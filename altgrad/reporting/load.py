@@ -1,9 +1,8 @@
-"""What the pipeline left on disk, as typed frames: the cells and their status, histories, monitors, diagnoses.
+"""Read what the pipeline left on disk as typed frames: cells and their status, histories, monitors, diagnoses.
 
-A cell counts only when its evidence is complete and belongs to the settings in today's grid. A
-diagnosis carries the SHA-256 of the resolved cell that it analysed; when that differs from the
-cell's file, the run on disk answers a question that is no longer asked, and the cell is *missing*.
-Nothing outside the cells of the grid's index is read.
+A cell counts only if all its files are there and belong to the settings in today's grid. A diagnosis carries the
+SHA-256 of the resolved cell that it analysed. Where that differs from the cell's file, the settings have changed since
+the run, and the cell is *missing*. Only the cells of the grid's index are read.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pyarrow import csv, parquet
 from altgrad.common.files import read_json, sha256_of
 from altgrad.config.tasks import HISTORY, ON_TEST, ON_VALIDATION
 from altgrad.metrics import Metric
-from altgrad.reporting.measure import Measure
+from altgrad.reporting.primary_metric import PrimaryMetric
 
 COMPLETED, DIVERGED, MISSING = "completed", "diverged", "missing"
 IDENTITY = ["format", "optimizer", "seed", "lr_scale"]
@@ -45,22 +44,27 @@ NUMBERS = [
 TEXTS = ["status", "reason", "signature", "first_nonfinite", "first_rows"]
 
 
-def _listed(column: str) -> cached_property[list[Any]]:
-    """Return the property that lists what the cells of a study have in ``column``, in grid order."""
+def _values(column: str) -> cached_property[list[Any]]:
+    """Return a property of a study: the distinct values in ``column`` of its cells, in grid order."""
     return cached_property(lambda study: list(dict.fromkeys(study.cells[column])))
 
 
 @dataclass(frozen=True)
 class Study:
-    """One grid and the evidence on disk for it.
+    """A grid and what its runs left on disk.
 
-    ``cells`` has a row per cell in grid order, indexed by key: the identity (format, optimizer,
-    seed, lr_scale), ``status`` (completed, diverged or missing), ``reason`` (of a missing cell) and
-    every number of the run's metrics and timing (NaN where there is none; texts are then empty). ``history``,
-    ``monitors``, ``diagnosis`` (each metric at its last step), ``summary`` and ``flags`` are tidy, with the identity
-    in front. ``metrics`` are those of the diagnoses
-    that ``altgrad.metrics`` does not know, ``measure`` what is compared. ``switches`` are the changes of recipe of
-    each run that could have some, as in its metrics.json.
+    Attributes:
+        params, corpus: the settings of the grid's index, and the sizes of the splits.
+        resolved: the resolved settings of each cell by key.
+        cells: a row per cell in grid order, indexed by key: format, optimizer, seed and lr_scale, then ``status``
+            (completed, diverged or missing), ``reason`` (of a missing cell) and the numbers of the run's metrics and
+            timing. A number that is not there is NaN, a text is empty.
+        history, monitors, diagnosis, summary, flags: tidy rows behind the same four columns; ``diagnosis`` has each
+            metric at its last step.
+        timing: timing.json by key.
+        metrics: the metrics of the diagnoses that `altgrad.metrics` does not know.
+        primary: the primary metric.
+        switches: the changes of recipe during a run by key, as in its metrics.json.
     """
 
     params: dict[str, Any]
@@ -74,49 +78,48 @@ class Study:
     flags: pd.DataFrame
     timing: dict[str, dict[str, Any]]
     metrics: dict[str, Metric] = field(default_factory=dict)
-    measure: Measure = field(default_factory=Measure)
+    primary: PrimaryMetric = field(default_factory=PrimaryMetric)
     switches: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
-    formats = _listed("format")  # or recipes: the grid's entries
-    optimizers = _listed("optimizer")
-    seeds = _listed("seed")
-    lr_scales = _listed("lr_scale")
+    formats = _values("format")  # or recipes: the grid's entries
+    optimizers = _values("optimizer")
+    seeds = _values("seed")
+    lr_scales = _values("lr_scale")
 
     @cached_property
     def baseline(self) -> str | None:
-        """The entry that the others are compared with; ``None`` when it is not in this grid."""
+        """The entry that the others are compared with; ``None`` if this grid does not have it."""
         name = self.params["grid"]["baseline"]
         return name if name in self.formats else None
 
     def arm(self, optimizer: str) -> dict[str, Any]:
-        """The resolved settings of an optimizer arm (of its first cell in the grid)."""
+        """Return the resolved settings of an optimizer, those of its first cell."""
         return self.resolved[self.cells.index[self.cells["optimizer"] == optimizer][0]]["arm"]
 
     def entry(self, name: str) -> dict[str, Any]:
-        """The resolved settings of a grid entry (of its first cell in the grid)."""
+        """Return the resolved settings of a grid entry, those of its first cell."""
         return next(cell for cell in self.resolved.values() if cell["format"] == name)
 
     def last_rules(self, name: str) -> list[dict[str, Any]]:
-        """The rules that a grid entry ended with (in its first cell in the grid)."""
-        key, cell = next((key, cell) for key, cell in self.resolved.items() if cell["format"] == name)
-        made = self.switches.get(key)
-        return cell["schedule"][made[-1]["place"] - 1]["rules"] if made else cell["rules"]
+        """Return the rules with which the first cell of a grid entry ended."""
+        cell = self.entry(name)
+        switches = self.switches.get(cell["key"]) if "schedule" in cell else None
+        return cell["schedule"][switches[-1]["place"] - 1]["rules"] if switches else cell["rules"]
 
     def of_status(self, status: str) -> pd.DataFrame:
-        """The rows of ``cells`` with this status."""
+        """Return the rows of ``cells`` with this status."""
         return self.cells[self.cells["status"] == status]
 
 
 def every_rule(cell: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rules of a resolved cell, those too that take over during its run."""
+    """Return the rules of a resolved cell, also those that it changes to during its run."""
     return [rule for recipe in (cell, *cell.get("schedule", [])) for rule in recipe["rules"]]
 
 
 def load_study(data: Path) -> Study:
-    """Read every cell of the grid in ``data``, the pipeline's folder.
+    """Return the study in ``data``, the pipeline's folder. A cell without a usable run is recorded as missing.
 
-    Raises :class:`altgrad.config.UserError` when the grid or the tokens are not there or a JSON file is
-    broken. A cell without a usable run is no error: it is recorded as missing.
+    Raises :class:`altgrad.config.UserError` if the grid or the tokens do not exist, or a JSON file is broken.
     """
     grid_dir, runs_dir, diag_dir = (data / name for name in ("grid", "runs", "diag"))
     index = read_json(grid_dir / "index.json")
@@ -124,7 +127,7 @@ def load_study(data: Path) -> Study:
     columns = COLUMNS | {"history": [*COLUMNS["history"], *(set(measured) & set(ON_VALIDATION.values()))]}
     numbers, parts = [*NUMBERS, *measured], {name: list[pa.Table]() for name in COLUMNS}
     rows, resolved, timing, switches = [], {}, {}, {}
-    own: dict[str, dict[str, Any]] = {}
+    defined: dict[str, dict[str, Any]] = {}
     for key in index["cells"]:
         cell = resolved[key] = read_json(grid_dir / f"{key}.json")
         identity = {name: cell[name] for name in IDENTITY}
@@ -140,9 +143,11 @@ def load_study(data: Path) -> Study:
             row["status"] = metrics["outcome"]
             if "switches" in metrics:
                 switches[key] = metrics["switches"]
-            own |= diagnosis.get("metrics", {})  # which those of a kept study need not have
+            defined |= diagnosis.get("metrics", {})  # a kept study need not have them
             for name, table in _tables(runs_dir / key, diagnosis, diag_dir / f"{key}.parquet").items():
-                parts[name].append(_identified(table, identity))
+                repeated = {column: pa.repeat(pa.scalar(value), len(table)) for column, value in identity.items()}
+                columns_of = dict(zip(table.column_names, table.columns, strict=True))
+                parts[name].append(pa.table(repeated | columns_of))
     cells = pd.DataFrame(rows, columns=["key", *IDENTITY, *TEXTS, *numbers]).set_index("key")
     cells = cells.astype(dict.fromkeys(numbers, "float64")).fillna(dict.fromkeys(TEXTS, ""))
     return Study(
@@ -152,14 +157,14 @@ def load_study(data: Path) -> Study:
         cells=cells,
         timing=timing,
         switches=switches,
-        metrics={name: Metric.from_json(name, content) for name, content in own.items()},
-        measure=Measure.of(index["params"]),
-        **{name: _joined(tables, columns[name]) for name, tables in parts.items()},
+        metrics={name: Metric.from_json(name, content) for name, content in defined.items()},
+        primary=PrimaryMetric.of(index["params"]),
+        **{name: _frame(tables, columns[name]) for name, tables in parts.items()},
     )
 
 
 def _why_missing(key: str, grid_dir: Path, runs_dir: Path, diag_dir: Path) -> str | None:
-    """Return why the cell cannot be counted, or ``None`` when its evidence is complete and current."""
+    """Return why the cell is missing, or ``None`` if its files are complete and current."""
     absent = [name for name in RUN_FILES if not (runs_dir / key / name).is_file()]
     if absent:
         return "not trained" if len(absent) == len(RUN_FILES) else f"incomplete run: no {', '.join(absent)}"
@@ -171,7 +176,7 @@ def _why_missing(key: str, grid_dir: Path, runs_dir: Path, diag_dir: Path) -> st
 
 
 def _tables(run: Path, diagnosis: dict[str, Any], rows: Path) -> dict[str, pa.Table]:
-    """Return what there is of one cell, in Arrow's tables: data frames take three times as long to read and join."""
+    """Return the rows of one cell as Arrow tables: data frames take three times as long to read and join."""
     summary = diagnosis["summary"]
     return {
         "history": csv.read_csv(run / "history.csv", convert_options=HISTORY_TYPES),
@@ -191,34 +196,27 @@ def _at_last_step(table: pa.Table) -> pa.Table:
     return table.filter(pa.array(steps == last[codes]))
 
 
-def _identified(table: pa.Table, identity: dict[str, Any]) -> pa.Table:
-    """Return ``table`` with the cell's identity as its first columns."""
-    repeated = {name: pa.repeat(pa.scalar(value), len(table)) for name, value in identity.items()}
-    return pa.table(repeated | dict(zip(table.column_names, table.columns, strict=True)))
-
-
-def _joined(tables: list[pa.Table], columns: list[str]) -> pd.DataFrame:
-    """Return the tables as one frame with exactly these columns; an empty one when there is none."""
+def _frame(tables: list[pa.Table], columns: list[str]) -> pd.DataFrame:
+    """Return the tables as one frame with these columns, empty if there are none."""
     wanted = [table.select([*IDENTITY, *columns]) for table in tables if len(table)]
     if not wanted:
         return pd.DataFrame(columns=[*IDENTITY, *columns])
-    joined = pa.concat_tables(wanted, promote_options="permissive").to_pandas()
-    return joined.astype({name: "float64" for name in ("step", "value", "x", "limit") if name in columns})
+    frame = pa.concat_tables(wanted, promote_options="permissive").to_pandas()
+    return frame.astype({name: "float64" for name in ("step", "value", "x", "limit") if name in columns})
 
 
 def prune(data: Path) -> list[Path]:
-    """Remove outputs of cells that are not in ``data/grid/index.json``; return the removed paths, sorted.
+    """Remove the outputs of cells that are not in ``data/grid/index.json``; return the removed paths, sorted.
 
-    DVC leaves the outputs of a stage that no longer exists on disk. A fresh clone does not have them,
-    so what is read here must not depend on them. A cell's outputs are ``data/runs/<key>/`` and
+    DVC leaves the outputs of a stage that no longer exists on disk. They are ``data/runs/<key>/`` and
     ``data/diag/<key>.json`` and ``.parquet``; other files, such as a ``.gitignore``, stay.
     """
     keys = set(read_json(data / "grid/index.json")["cells"])
     runs = [path for path in (data / "runs").glob("*/") if path.name not in keys]
     diagnoses = [path for end in ("json", "parquet") for path in (data / "diag").glob(f"*.{end}")]
-    gone = [path for path in diagnoses if path.stem not in keys]
+    diagnoses = [path for path in diagnoses if path.stem not in keys]
     for path in runs:
         shutil.rmtree(path)
-    for path in gone:
+    for path in diagnoses:
         path.unlink()
-    return sorted([*runs, *gone])
+    return sorted([*runs, *diagnoses])

@@ -1,39 +1,90 @@
-"""The report as GitHub-flavoured Markdown."""
+"""Reports as Markdown, written once: REPORT.md is this text, and `altgrad.reporting.html` renders it as a page.
+
+A block is a `Table`, a `Picture`, or a paragraph: a string with three marks, ``**strong**``, `` `code` `` and
+``[word](page.md)``. A number may link to the runs behind it, on the page of all runs (`to_runs`); `without_runs`
+removes such links from a file that has no such page beside it. Numbers look the same in every report.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeGuard
+from urllib.parse import urlencode
 
-from altgrad.reporting.document import Block, Document, Picture, Table, Text
-
-
-def to_markdown(document: Document) -> str:
-    """Return the document as Markdown; figures are linked as ``figures/<name>.png``."""
-    parts = [f"# {document.title}", f"**{document.question}**", *map(_block, document.answer)]
-    for section in document.sections:
-        parts += [f"## {section.title}", *map(_block, section.blocks)]
-    return "\n\n".join(parts) + "\n"
-
-
-def blocks_to_markdown(blocks: Sequence[Block]) -> str:
-    """Return blocks that stand on a page of another kind."""
-    return "\n\n".join(map(_block, blocks))
+NONE = "–"
+MINUS = "−"
+RUNS = "cells.html"  # the page of all runs, beside index.html
+ITS_RUNS = "Its runs"  # the link behind a figure's caption
+LINK = re.compile(rf"( \[{ITS_RUNS}\]|\[((?:[^\[\]]|\[[^\]]*\])*)\])\({RUNS}#[^)]*\)")
+NAMED = re.compile(r"(`|\*\*)([^`]+?)\1")
 
 
-def _block(block: Block) -> str:
-    match block:
-        case Text(text):
-            return text_to_markdown(text)
-        case Table():
-            return _table(block)
-        case Picture(name, alt, caption):
-            return f"![{alt.replace(']', ')').replace('[', '(')}](figures/{name}.png)\n\n*{text_to_markdown(caption)}*"
+@dataclass(frozen=True)
+class Column:
+    """A table's column: its head, and whether it holds numbers, which are set right."""
+
+    head: str
+    numeric: bool = True
 
 
-def text_to_markdown(text: str) -> str:
-    """Return ``text`` with the characters escaped that Markdown would take for marks of its own.
+def words(head: str) -> Column:
+    """Return a column of text."""
+    return Column(head, numeric=False)
 
-    Names such as ``spacing_unmatched`` and ``E4M3*`` are common here; the two marks of the document stay.
+
+@dataclass(frozen=True)
+class Table:
+    """A table of texts, each row with a text per column, and a note below it."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+    def __str__(self) -> str:
+        heads = [column.head for column in self.columns]
+        rules = ["---:" if column.numeric else ":---" for column in self.columns]
+        rows = [[escaped(value).replace("|", r"\|").replace("\n", " ") for value in row] for row in [heads, *self.rows]]
+        text = "\n".join("| " + " | ".join(row) + " |" for row in [rows[0], rules, *rows[1:]])
+        return f"{text}\n\n*{escaped(self.note)}*" if self.note else text
+
+    def of_runs(self, runs: Sequence[Mapping[str, object]]) -> Table:
+        """Return the table with a link from each number to the runs behind its row: a selection for each row."""
+        rows = [
+            [to_runs(value, **own) if column.numeric else value
+             for column, value in zip(self.columns, row, strict=True)]
+            for row, own in zip(self.rows, runs, strict=True)
+        ]  # fmt: skip
+        return Table(self.columns, rows, self.note)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure by the name of its files, with the text that stands for it and its caption."""
+
+    name: str
+    alt: str
+    caption: str
+
+    def __str__(self) -> str:
+        alt = self.alt.replace("]", ")").replace("[", "(")
+        return f"![{alt}](figures/{self.name}.png)\n\n*{escaped(self.caption)}*"
+
+
+Block = str | Table | Picture
+
+
+def to_markdown(blocks: Iterable[Block | None]) -> str:
+    """Return the blocks as GitHub's Markdown, without those that are ``None``; figures are ``figures/<name>.png``."""
+    return "\n\n".join(escaped(block) if isinstance(block, str) else str(block) for block in blocks if block)
+
+
+def escaped(text: str) -> str:
+    """Return ``text`` with the characters escaped that Markdown would take for marks, such as those of ``E4M3*``.
+
+    The marks of a paragraph stay, and so does all code.
     """
     pieces = text.split("`")
     for position in range(0, len(pieces), 2):  # what stands between back-ticks is left as it is
@@ -42,13 +93,74 @@ def text_to_markdown(text: str) -> str:
     return "`".join(pieces)
 
 
-def _table(table: Table) -> str:
-    heads = [_cell(column.head) for column in table.columns]
-    rules = ["---:" if column.numeric else ":---" for column in table.columns]
-    lines = [heads, rules, *([_cell(value) for value in row] for row in table.rows)]
-    text = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return f"{text}\n\n*{text_to_markdown(table.note)}*" if table.note else text
+def runs_page(**runs: object) -> str:
+    """Return the address of the page of all runs that shows some of them, or all.
+
+    ``runs`` selects by ``format``, ``optimizer``, ``lr_scale`` and ``seed``, each with a value or a list of values.
+    The page also shows a ``metric`` run by run.
+    """
+    return f"{RUNS}#{'?' * bool(runs)}{urlencode(runs, doseq=True)}"
 
 
-def _cell(value: str) -> str:
-    return text_to_markdown(value).replace("|", r"\|").replace("\n", " ")
+def to_runs(text: str, **runs: object) -> str:
+    """Return ``text`` as a link to the runs that `runs_page` selects; a dash stays a dash."""
+    return text if text == NONE else f"[{text}]({runs_page(**runs)})"
+
+
+def without_runs(text: str) -> str:
+    """Return Markdown without links to runs."""
+    return LINK.sub(lambda link: link[2] or "", text)
+
+
+def named_runs(text: str, links: Mapping[str, str]) -> str:
+    """Return Markdown whose strong and code texts that are in ``links`` are links to what these have."""
+
+    def linked(found: re.Match[str]) -> str:
+        target = links.get(found[2].replace("\\", ""))
+        return f"[{found[0]}]({target})" if target else found[0]
+
+    return NAMED.sub(linked, text)
+
+
+def shown(value: float | None) -> TypeGuard[float]:
+    """Return whether there is a finite number to show."""
+    return value is not None and math.isfinite(value)
+
+
+def as_json(value: float | None, digits: int = 12) -> float | None:
+    """Return a JSON number, or null for none; twelve digits hide what summation order leaves in the last."""
+    return float(f"{value:.{digits}g}") + 0.0 if shown(value) else None
+
+
+def number(value: float | None, digits: int) -> str:
+    """Return ``value`` with this many decimals, or a dash for none."""
+    return f"{value:.{digits}f}".replace("-", MINUS) if shown(value) else NONE
+
+
+def signed(value: float | None, digits: int) -> str:
+    """Return ``value`` with its sign and this many decimals; zero after rounding has no sign."""
+    if not shown(value):
+        return NONE
+    text = f"{value:+.{digits}f}"
+    return text[1:] if float(text) == 0 else text.replace("-", MINUS)
+
+
+def significant(value: float | None, digits: int = 3) -> str:
+    """Return ``value`` with this many significant digits, in scientific form when very large or small."""
+    return f"{value:.{digits}g}".replace("-", MINUS) if shown(value) else NONE
+
+
+def integer(value: float | None) -> str:
+    """Return a count with thin spaces between thousands."""
+    return f"{int(value):,}".replace(",", "\u202f") if shown(value) else NONE
+
+
+def plural(count: int, noun: str) -> str:
+    """Return ``1 seed`` or ``2 seeds``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return ``a, b and c``."""
+    *first, last = [*names] or [""]
+    return f"{', '.join(first)} and {last}" if first else last

@@ -75,4 +75,4 @@ prepare(document.querySelector("main"));
 const dialog = document.createElement("dialog");
 dialog.addEventListener("click", () => dialog.close());
 document.body.append(dialog);
-for (const image of document.querySelectorAll("figure img")) enlargeable(image, dialog);
+for (const image of document.querySelectorAll(".figure img")) enlargeable(image, dialog);

@@ -1,18 +1,33 @@
-"""The report's tables. Each takes the study or the comparison and returns rows of text."""
+"""The report's tables of results, conditions and settings, and how a result stands in a table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from altgrad.config.tasks import ON_TEST, TITLES
 from altgrad.formats import SCALE_FORMATS, Format
 from altgrad.reporting import optimizer_roles as roles
-from altgrad.reporting.compare import Comparison
-from altgrad.reporting.document import Column, Table, words
+from altgrad.reporting.compare import Comparison, at_best, memory
+from altgrad.reporting.decision_rule import IDENTICAL, INCONCLUSIVE, LEVEL, UNTESTED, Result
 from altgrad.reporting.fairness import Met
-from altgrad.reporting.load import DIVERGED, MISSING, Study, every_rule
-from altgrad.reporting.select import memory
-from altgrad.reporting.wording import NONE, change, interval, joined, number, shown, significant, whole
+from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study, every_rule
+from altgrad.reporting.markdown import (
+    NONE,
+    Block,
+    Column,
+    Table,
+    integer,
+    listed,
+    number,
+    plural,
+    shown,
+    signed,
+    significant,
+    to_runs,
+    words,
+)
+from altgrad.reporting.statistics import Difference
 
 ROLES, SPLITS = ("weight", "input", "grad"), ("train", "val", "test")
 SPECIALS_IN_WORDS = {
@@ -24,26 +39,81 @@ SPECIALS_IN_WORDS = {
 }
 
 
+def heads(delta: str) -> list[Column]:
+    """Return the columns of `cells`."""
+    return [Column(delta), words("result"), Column("p"), words("95 % CI"), Column("n")]
+
+
+def cells(result: Result) -> list[str]:
+    """Return a result as the cells of a table: Δ, outcome, p, interval and n."""
+    return [
+        change(result.difference), outcome(result),
+        NONE if result.outcome in (*UNTESTED, IDENTICAL) else p_value(result.adjusted), interval(result.difference),
+        str(result.difference.n),
+    ]  # fmt: skip
+
+
+def change(difference: Difference | None) -> str:
+    """Return a mean difference with its sign, ``identical`` if it is zero in every seed, a dash if it is not known."""
+    if difference is None:
+        return NONE
+    return IDENTICAL if difference.is_zero else signed(difference.mean, 4)
+
+
+def interval(difference: Difference | None) -> str:
+    """Return the unadjusted 95 % interval of a difference as ``[low, high]``, or a dash for none."""
+    if difference is None or not shown(half := difference.half_width):
+        return NONE
+    return f"[{signed(difference.mean - half, 4)}, {signed(difference.mean + half, 4)}]"
+
+
+def p_value(p: float | None) -> str:
+    """Return a p-value with two significant digits, or as many as show its side of 5 %; ``< 0.0001`` below that."""
+    if not shown(p):
+        return NONE
+    texts = (f"{p:.{digits}g}" for digits in range(2, 6))
+    text = next((text for text in texts if float(text) != LEVEL), f"{p:.2g}")
+    return "< 0.0001" if p < 1e-4 else text if p < 0.995 else "1"
+
+
+def outcome(result: Result) -> str:
+    """Return the outcome of a result; of an inconclusive one with the effect that would have been significant."""
+    text = f"**{result.outcome}**" if result.significant else result.outcome
+    text += f" ({number(result.visible, 4)})" if result.outcome == INCONCLUSIVE else ""
+    apart = result.outcome not in UNTESTED and result.alone <= LEVEL < result.adjusted
+    text += f", p alone {p_value(result.alone)}" if apart else ""
+    return f"{text}, exploratory" if result.exploratory else text
+
+
+def brief(result: Result | None) -> str:
+    """Return a result in one cell: Δ, interval and outcome."""
+    if result is None or result.outcome == IDENTICAL:
+        return NONE if result is None else IDENTICAL
+    return f"{change(result.difference)} {interval(result.difference)} {outcome(result)}"
+
+
 def results_table(study: Study, comparison: Comparison) -> Table | None:
-    """Format x optimizer at its best learning rate: seeds, loss, paired difference to the baseline format."""
-    rates, measure = len(study.lr_scales) > 1, study.measure
-    paired, kept = not comparison.best["difference"].isna().all(), memory(study, comparison)
-    columns = [words(measure.entry), words("optimizer"), *[Column(measure.delta), words("95 % CI")] * paired,
-               Column(f"{measure.noun} ± sd"), words("seeds"), *[Column("peak lr")] * rates,
-               *[Column("perplexity")] * measure.in_nats,
-               *[Column("bytes"), Column("ms")] * bool(len(kept))]  # fmt: skip
-    rows = [([
+    """Return a row per format and optimizer at its best learning rate: Δ to the baseline format, loss, seeds, costs."""
+    rates, metric = len(study.lr_scales) > 1, study.primary
+    paired, costs = not comparison.best["difference"].isna().all(), memory(study, comparison)
+    columns = [words(metric.entry), words("optimizer"), *[Column(metric.delta), words("95 % CI")] * paired,
+               Column(f"{metric.noun} ± sd"), words("seeds"), *[Column("peak lr")] * rates,
+               *[Column("perplexity")] * metric.in_nats,
+               *[Column("bytes"), Column("ms")] * bool(len(costs))]  # fmt: skip
+    best = list(comparison.best.itertuples())
+    rows = [[
         f"**{row.format}**", row.optimizer, *[change(row.difference), interval(row.difference)] * paired,
         number(row.primary, 4) + (f" ± {number(row.primary_sd, 4)}" if shown(row.primary_sd) else ""),
-        _seeds(row), *[f"{row.peak_lr:.3g}"] * rates, *[number(row.perplexity, 2)] * measure.in_nats,
-        *[number(kept[name].get((row.format, row.optimizer)), 2) for name in kept if len(kept)],
-    ], comparison.behind(row.format, row.optimizer)) for row in comparison.best.itertuples()]  # fmt: skip
-    base = str(study.baseline)
-    plain = [f"`{arm}`" for arm in study.optimizers if paired and roles.is_plain_in(study, base, arm)]
-    baseline = f" {measure.delta}: minus `{base}` with the same optimizer, over shared seeds"
-    baseline += f"; none under {joined(plain)}, whose runs there follow no format." if plain else "."
-    costs = " bytes: of a parameter in training; ms: a step's median time." if len(kept) else ""
-    return Table.of(columns, rows, "Means over completed seeds." + (baseline if paired else "") + costs)
+        _seeds(row), *[f"{row.peak_lr:.3g}"] * rates, *[number(row.perplexity, 2)] * metric.in_nats,
+        *[number(costs[name].get((row.format, row.optimizer)), 2) for name in costs if len(costs)],
+    ] for row in best]  # fmt: skip
+    base, note = str(study.baseline), "Means over completed seeds."
+    if paired:
+        note += f" {metric.delta}: minus `{base}` with the same optimizer, over shared seeds"
+        plain = [f"`{arm}`" for arm in study.optimizers if roles.is_plain_in(study, base, arm)]
+        note += f"; none under {listed(plain)}, whose runs there follow no format." if plain else "."
+    note += " bytes: of a parameter in training; ms: a step's median time." if len(costs) else ""
+    return Table(columns, rows, note).of_runs([comparison.selection(row.format, row.optimizer) for row in best])
 
 
 def _seeds(row: Any) -> str:
@@ -52,13 +122,13 @@ def _seeds(row: Any) -> str:
 
 
 def fairness_table(conditions: Mapping[str, Met]) -> Table:
-    """The conditions of a fair comparison."""
+    """Return the conditions of a fair comparison, whether each is met, and why."""
     rows = [[name, f"**{met}**", reason] for name, (met, reason) in conditions.items()]
     return Table([words("condition"), words("met"), words("because")], rows)
 
 
 def formats_table(study: Study) -> Table | None:
-    """A row per format that the grid quantizes to, derived from its defining fields."""
+    """Return a row per format that the grid quantizes to."""
     formats: dict[str, Format] = {}
     used = set()
     for cell in study.resolved.values():
@@ -78,8 +148,8 @@ def formats_table(study: Study) -> Table | None:
         f"**{fmt.name}**", f"{fmt.exponent_bits}/{fmt.mantissa_bits}", number(fmt.bias, 0),
         significant(fmt.max, 6), significant(fmt.min_normal, 5), significant(fmt.min_subnormal, 5),
         number(fmt.binades, 1), NONE if fmt.half_step is None else f"{100 * fmt.half_step:.3g} %",
-        whole(len(fmt.values)), SPECIALS_IN_WORDS[fmt.specials],
-        joined([role for role in ROLES if (fmt.name, role) in used]),
+        integer(len(fmt.values)), SPECIALS_IN_WORDS[fmt.specials],
+        listed([role for role in ROLES if (fmt.name, role) in used]),
     ] for fmt in sorted(formats.values(), key=lambda fmt: (fmt.bits, fmt.exponent_bits, fmt.name))]  # fmt: skip
     note = (
         "Before scaling. Worst rounding: largest relative error of a normal value, 2^-(M+1). Binades: log2 of the "
@@ -89,7 +159,7 @@ def formats_table(study: Study) -> Table | None:
 
 
 def recipe_table(study: Study) -> Table | None:
-    """The quantization rules of the first entry of each recipe in the grid, and of every one that changes."""
+    """Return the quantization rules of the first entry of each recipe in the grid, and of each recipe that changes."""
     first: dict[str, dict[str, Any]] = {}
     for cell in study.resolved.values():
         entry = cell["format"]
@@ -101,15 +171,15 @@ def recipe_table(study: Study) -> Table | None:
     heads = ("layers", "weight", "input", "incoming gradient", "through rounding", "output", "product by")
     rows = []
     for cell in first.values():
-        own = f"{cell['format']}: " if len(first) > 1 else ""
-        recipes = [(own, cell["rules"]), *((f"{s['recipe']}: ", s["rules"]) for s in cell.get("schedule", []))]
+        name = f"{cell['format']}: " if len(first) > 1 else ""
+        recipes = [(name, cell["rules"]), *((f"{s['recipe']}: ", s["rules"]) for s in cell.get("schedule", []))]
         for name, rule in ((name, rule) for name, rules in recipes for rule in rules):
             by = f"torchao, {rule['torchao']}" if rule.get("torchao") else rule.get("backend", "emulated")
             by += f", after a Hadamard transform of {rule['hadamard']}" if rule.get("hadamard") else ""
             share = f", the last {100 * rule['last']:g} %" if rule.get("last", 1) < 1 else ""
             quantized = [_operand(rule[role]) for role in ROLES]
             rows.append([f"{name}`{rule['layers']}`{share}", *quantized, rule["gradient"], rule["accumulate"], by])
-    resolved = joined([f"`{cell['key']}`" for cell in first.values()])
+    resolved = listed([f"`{cell['key']}`" for cell in first.values()])
     note = f"As resolved for {resolved}; the last matching rule wins. Everything else stays in the compute dtype."
     return Table([words(head) for head in heads], rows, note)
 
@@ -128,7 +198,7 @@ def _operand(spec: dict[str, Any] | None) -> str:
 
 
 def changes_table(study: Study) -> Table | None:
-    """What each recipe that changes during a run changes to, and in which runs it did."""
+    """Return what each recipe that changes during a run changes to, and in how many runs it did."""
     rows = []
     for entry in study.formats:
         keys = study.cells.index[study.cells["format"] == entry]
@@ -138,7 +208,7 @@ def changes_table(study: Study) -> Table | None:
             waits = {name: limit for name, limit in (switch["when"] or {}).items() if limit}
             due = [f"{name} > {limit:g}" if limit is not True else name for name, limit in waits.items()]
             due = due or [f"after {100 * switch['after']:g} % of the steps"]
-            seen = " to ".join(whole(step) for step in dict.fromkeys([*steps[:1], *steps[-1:]])) or NONE
+            seen = " to ".join(integer(step) for step in dict.fromkeys([*steps[:1], *steps[-1:]])) or NONE
             rows.append([entry, switch["recipe"], " or ".join(due), f"{len(steps)} of {len(runs)}", seen])
     if not rows:
         return None
@@ -147,21 +217,75 @@ def changes_table(study: Study) -> Table | None:
 
 
 def machine_table(study: Study, revision: str | None) -> Table:
-    """Where the numbers come from: machine, versions, revision."""
+    """Return where the numbers come from: machine, versions, revision."""
     fields = ("device", "machine", "devices", "threads", "compiled")
     seen: dict[str, list[str]] = {}
     for timing in study.timing.values():
         for name, value in [*((field, str(timing[field])) for field in fields), *timing["versions"].items()]:
             seen.setdefault(name, []).append(value)
-    rows = [[name, joined(list(dict.fromkeys(values)))] for name, values in seen.items()]
+    rows = [[name, listed(list(dict.fromkeys(values)))] for name, values in seen.items()]
     rows.append(["git revision", f"`{revision}`" if revision else "not a git checkout"])
     return Table([words("what"), words("value")], rows)
 
 
 def corpus_table(study: Study) -> Table:
-    """The sizes of the splits."""
+    """Return the sizes of the splits."""
     units = ("documents", "characters", "tokens")
     splits = study.corpus["splits"]
-    rows = [[name, *(whole(splits[name][unit]) for unit in units)] for name in SPLITS if name in splits]
-    note = f"Corpus `{study.corpus['corpus']}`, vocabulary {whole(study.corpus['vocab_size'])}."
+    rows = [[name, *(integer(splits[name][unit]) for unit in units)] for name in SPLITS if name in splits]
+    note = f"Corpus `{study.corpus['corpus']}`, vocabulary {integer(study.corpus['vocab_size'])}."
     return Table([words("split"), *(Column(unit) for unit in units)], rows, note)
+
+
+def against_words(study: Study, comparison: Comparison) -> str | None:
+    """Return whether the baseline with the baseline optimizer beats the linear model of words; None for other tasks."""
+    linear = study.corpus.get("baseline")
+    run = comparison.best_runs.get((study.baseline or "", comparison.reference or ""))
+    if linear is None or run is None or not comparison.runs.completed(run):
+        return None
+    name = study.params["primary"]
+    trained, of_words = comparison.runs.of_run(run).mean(), linear["test"][name]
+    does = "beats" if trained > of_words else "**does not beat**"
+    return (
+        f"`{run[0]}` under `{run[1]}` {does} {linear['name']} on whole documents: {TITLES[name]} {number(trained, 4)} "
+        f"against {number(of_words, 4)}."
+    )
+
+
+def metrics_table(study: Study, comparison: Comparison) -> Table | None:
+    """Return every metric of every format and optimizer at its best rate, and the linear model's; None for text."""
+    linear = study.corpus.get("baseline")
+    if linear is None:
+        return None
+    completed = at_best(study.of_status(COMPLETED), comparison)
+    means = completed.groupby(["format", "optimizer"], sort=False)[list(ON_TEST.values())].mean()
+    rows = [
+        [f"**{entry}**", arm, *(to_runs(number(value, 4), format=entry, optimizer=arm) for value in values)]
+        for (entry, arm), values in means.iterrows()
+    ]
+    rows.append([f"**{linear['name']}**", NONE, *(number(linear["test"][name], 4) for name in TITLES)])
+    primary = TITLES[study.params["primary"]]
+    note = (
+        "Means over completed seeds, of test documents at thresholds chosen on validation documents; all but "
+        f"{primary} are exploratory. The last row reads whole documents: {integer(linear['words'])} words, "
+        f"C = {linear['C']:g} chosen on validation documents."
+    )
+    return Table([words("format"), words("optimizer"), *(Column(title) for title in TITLES.values())], rows, note)
+
+
+def labels_table(study: Study) -> list[Block]:
+    """Return what the labels are and how much of a document is read; nothing for text."""
+    if "labels" not in study.corpus:
+        return []
+    labels, cell = study.corpus["labels"], next(iter(study.resolved.values()))
+    rows = [[f"`{label['name']}`", *(integer(label[split]) for split in SPLITS)] for label in labels]
+    pieces, context = cell["task"]["chunks"], cell["model"]["context"]
+    left_out, without = study.corpus["labels_left_out"], study.corpus["unlabelled"]
+    read = study.cells["read_frac"].max()
+    text = (
+        f"A document is read in up to {plural(pieces, 'piece')} of {context} tokens from its start, "
+        f"{number(100 * read, 0)} % of all tokens of test documents; what is behind them is cut off. Its score is the "
+        f"mean over pieces. {plural(left_out, 'rarer label')} left out; documents without a label: "
+        f"{listed([f'{without[split]} in {split}' for split in SPLITS])}."
+    )
+    return [text, Table([words("label"), *(Column(f"in {split}") for split in SPLITS)], rows, "Documents.")]

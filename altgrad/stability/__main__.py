@@ -19,10 +19,8 @@ from altgrad.common.errors import UserError, run_stage
 from altgrad.common.files import replacing, write_text
 from altgrad.config import load_params
 from altgrad.config.schema import Params
-from altgrad.reporting.document import Column, Document, Picture, Section, Table, Text, words
 from altgrad.reporting.figures.style import drawing, looks, panels, save
-from altgrad.reporting.markdown import to_markdown
-from altgrad.reporting.wording import joined, number, plural
+from altgrad.reporting.markdown import Column, Picture, Table, listed, number, plural, to_markdown, words
 from altgrad.stability.search import Edge, Ladder, Search, edge_of
 
 if TYPE_CHECKING:
@@ -159,11 +157,11 @@ def write(rows: pd.DataFrame, ladder: Ladder, within: float, folder: Path, comma
         "stability", "The largest stable learning rate of each format and optimizer, as a multiple of its own rate",
         "Filled: the largest stable rate. Hollow: the lowest unstable rate. An arrow: stable at all rates tried.",
     )  # fmt: skip
-    sections = [
-        Section("The numbers", "numbers", [table_of(rows, edges, ladder, note)]),
-        Section("How to repeat it", "repeat", [Text(f"{trained} `{command}`")]),
-    ]
-    write_text(folder / "STABILITY.md", to_markdown(Document("Stability", QUESTION, [figure], sections)))
+    page = [
+        "# Stability", f"**{QUESTION}**", figure, "## The numbers", table_of(rows, edges, ladder, note),
+        "## How to repeat it", f"{trained} `{command}`",
+    ]  # fmt: skip
+    write_text(folder / "STABILITY.md", to_markdown(page) + "\n")
 
 
 def draw_stability(edges: Edges, ladder: Ladder, folder: Path) -> None:
@@ -225,7 +223,7 @@ def _what_happens(beyond: pd.DataFrame) -> str:
     ends = Counter(
         f"diverges ({row.signature})" if row.outcome == "diverged" else "ends higher" for row in beyond.itertuples()
     )
-    text = joined([end if len(ends) == 1 else f"{end} in {count}" for end, count in ends.items()])
+    text = listed([end if len(ends) == 1 else f"{end} in {count}" for end, count in ends.items()])
     higher = beyond[beyond["outcome"] != "diverged"]["val_loss"].mean()
     return text if higher != higher else f"{text}, {number(higher, 4)}"
 

@@ -31,7 +31,7 @@ from altgrad.execution import budget
 from altgrad.execution.executor import Outcome, Status, Task
 from altgrad.execution.kinds import Kind, kind_of
 from altgrad.model import GPTConfig
-from altgrad.reporting.markdown import blocks_to_markdown
+from altgrad.reporting.markdown import to_markdown
 from tests.benchmark.made import record
 from tests.reporting.synthetic_project import write_project
 
@@ -75,7 +75,7 @@ def test_the_list_is_rehearsed_and_one_that_was_killed_goes_on_where_it_was(tmp_
     assert found["parts_of_runs"][0]["step_s"] > 0
     assert {"commit", "torch", "driver", "triton"} <= set(found["sessions"]["1"]) and found["device"]
     assert gpu_sentence([found]).startswith(f"**On an {found['device']}**")
-    assert "| checked | passed |" in blocks_to_markdown(machine_blocks(found))
+    assert "| checked | passed |" in to_markdown(machine_blocks(found))
 
 
 class Clocked:

@@ -11,7 +11,7 @@ import pytest
 from altgrad.benchmark.records import NOT_MEASURED, Record, load_benches, machine_blocks, write_pages
 from altgrad.benchmark.tables import sizes
 from altgrad.common.files import read_json, write_json
-from altgrad.reporting.document import Table, Text
+from altgrad.reporting.markdown import Table
 from tests.benchmark.made import record
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ PLACE = "before\n<!-- make gpu -->\nold\n<!-- -->\nafter\n"
 def shown(bench: dict[str, Any]) -> tuple[str, dict[str, Table]]:
     """Return the sentences of a machine, and its tables by their first head."""
     blocks = machine_blocks(bench)
-    words = " ".join(block.text for block in blocks if isinstance(block, Text))
+    words = " ".join(block for block in blocks if isinstance(block, str))
     return words, {block.columns[0].head: block for block in blocks if isinstance(block, Table)}
 
 

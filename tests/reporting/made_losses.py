@@ -12,6 +12,7 @@ import pandas as pd
 
 from altgrad.formats import get_format
 from altgrad.reporting.load import COLUMNS, COMPLETED, DIVERGED, IDENTITY, NUMBERS, TEXTS, Study
+from altgrad.reporting.markdown import Table, without_runs
 
 ADAMW = {"base": "adamw"}
 STIFF = {"base": "adamw", "stiffness": "ulp"}
@@ -68,3 +69,9 @@ def losses_of(arms: dict, gain: dict | None = None, formats: list[str] = FORMATS
     """Return noisy losses of every entry and arm, lowered by ``gain`` of (entry, arm)."""
     keys = {pair: i for i, pair in enumerate((entry, arm) for entry in formats for arm in arms)}
     return {pair: noisy(3.5 - (gain or {}).get(pair, 0.0), key=i, **options) for pair, i in keys.items()}
+
+
+def texts(table: Table | None) -> list[list[str]]:
+    """Return the rows of a table without links to runs."""
+    assert table is not None
+    return [[without_runs(text) for text in row] for row in table.rows]

@@ -13,8 +13,8 @@ import pytest
 from altgrad.config import UserError
 from altgrad.diagnostics.__main__ import main
 from altgrad.reporting.anomalies import case, cases, ended_worse, sentences
+from altgrad.reporting.diagnosis_tables import EXPLAIN, failures_table
 from altgrad.reporting.load import IDENTITY, MISSING
-from altgrad.reporting.tables_inside import EXPLAIN, failures_table
 from tests.reporting.synthetic_project import SMALL, read, write_project
 
 BAD = "E4M3-adamw-0-1"
@@ -56,7 +56,7 @@ def test_a_diverged_run_is_told_with_its_tensor_its_step_and_the_loss(study) -> 
     assert f"{BAD} diverged at step 55 (spike)." in told
     assert f"sqnr_db of the weights of {LAYER}, at step 0: 3 dB, where healthy runs have" in told
     assert "4 healthy runs of the same format, arm and learning rate" in told
-    assert found.found.loss_step == 30 and "The loss showed it at step 30, 30 steps later." in told
+    assert found.anomaly.loss_step == 30 and "The loss showed it at step 30, 30 steps later." in told
     table = failures_table(study, [found])
     lost, row = table.rows
     assert lost == ["`bf16-adamw-4-1`", "missing: not trained", *["–"] * 5]
@@ -82,7 +82,7 @@ def test_the_rows_that_a_divergence_was_in_are_told(study) -> None:
 
 def test_without_an_excursion_before_the_loss_it_says_so(study) -> None:
     found = case(study, BAD)
-    assert found.found.excursion is None
+    assert found.anomaly.excursion is None
     assert "no tensor left its band before the loss did. The loss showed it at step 30" in " ".join(sentences(found))
 
 
@@ -119,9 +119,9 @@ def test_peers_are_healthy_and_like_the_run_or_of_its_arm_or_there_are_none(stud
     like = [f"E4M3-adamw-{seed}-1" for seed in (1, 2, 3, 4)]
     others = [f"bf16-adamw-{seed}-1" for seed in (0, 1, 2, 3)]
     alike = without(like[0])
-    assert alike.found.peers == 3 and "same format, arm and learning rate" in alike.circle
+    assert alike.anomaly.peers == 3 and "same format, arm and learning rate" in alike.group
     wider = without(*like[:2])
-    assert wider.found.peers == 2 + len(others) and "in other formats too" in wider.circle
+    assert wider.anomaly.peers == 2 + len(others) and "in other formats too" in wider.group
     told = " ".join(sentences(without(*like, *others[:2])))
     assert "Held against the limits of the metrics, as fewer than 3 healthy runs are like it" in told
 

@@ -11,24 +11,23 @@ from scipy import stats
 
 from altgrad.formats import get_format
 from altgrad.reporting.compare import compare
-from altgrad.reporting.document import Table, Text
+from altgrad.reporting.dvc_outputs import numbers as all_numbers
 from altgrad.reporting.load import Study
-from altgrad.reporting.metrics import numbers as all_numbers
+from altgrad.reporting.markdown import Table, significant
 from altgrad.reporting.summary import (
     QUESTION,
     certainty,
     costs_table,
+    gains_table,
     headline,
-    lowest,
     lowest_table,
     outliers,
+    ranked,
     summary,
     title,
-    updates_table,
 )
 from altgrad.reporting.tables import results_table
-from altgrad.reporting.wording import significant
-from tests.reporting.made_losses import ADAMW, STIFF, losses_of, noisy, study_of, with_formats
+from tests.reporting.made_losses import ADAMW, STIFF, losses_of, noisy, study_of, texts, with_formats
 
 ARMS = {"adamw": ADAMW, "stiff": STIFF, "shuffled": STIFF | {"stiffness": "permuted"}}
 ENTRIES = ("bf16", "E4M3", "E3M4", "virtual.E4M3", "virtual.E3M4")
@@ -49,14 +48,13 @@ def said(study: Study) -> str:
 
 
 def rows(table: Table | None) -> dict[str, list[str]]:
-    assert table is not None
-    return {row[0].strip("*"): row[1:] for row in table.rows}
+    return {row[0].strip("*"): row[1:] for row in texts(table)}
 
 
 def by_head(table: Table | None) -> list[dict[str, str]]:
     assert table is not None
     heads = [column.head for column in table.columns]
-    return [dict(zip(heads, row, strict=True)) for row in table.rows]
+    return [dict(zip(heads, row, strict=True)) for row in texts(table)]
 
 
 def test_an_effect_that_the_control_has_too_is_not_the_formats():
@@ -99,8 +97,8 @@ def test_where_nothing_is_tested_there_is_no_p_and_no_word_of_one():
     heads = [[column.head for column in table.columns] for table in tables]
     assert len(tables) == 3 and "p" not in heads[2]
     assert all(row[i] == "–" for table, own in zip(tables, heads, strict=True) if "p" in own
-               for i in [own.index("p")] for row in table.rows)  # fmt: skip
-    words = " ".join(block.text if isinstance(block, Text) else block.note for block in blocks)
+               for i in [own.index("p")] for row in texts(table))  # fmt: skip
+    words = " ".join(block if isinstance(block, str) else block.note for block in blocks)
     assert "p is adjusted over" not in words and "p adjusted" not in words and "in brackets" not in words
     assert said(study).startswith("**n < 5, no test: `E4M3`; `E3M4`; `muon` in `E4M3` and `E3M4`.**")
 
@@ -116,7 +114,7 @@ def test_runs_that_are_equal_to_the_last_bit_are_called_identical_in_every_table
     losses |= {("E4M3", arm): losses["bf16", "adamw"] for arm in ARMS}
     study = with_formats(study_of(losses, ARMS))
     comparison = compare(study)
-    cost, change = by_head(costs_table(study, comparison))[0], by_head(updates_table(study, comparison))[0]
+    cost, change = by_head(costs_table(study, comparison))[0], by_head(gains_table(study, comparison))[0]
     for row in (cost, change):
         assert row["Δ loss"] == row["result"] == "identical" and row["p"] == row["95 % CI"] == "–"
     assert change["against controls"] == "`shuffled` identical"
@@ -150,16 +148,9 @@ def test_formats_that_differ_in_bias_alone_are_named_where_their_runs_are_identi
     assert ("The runs of `E4M3` and `E3M4` are identical" in note) == told
 
 
-def test_costs_are_losses_minus_the_baselines():
-    found = rows(costs_table(study := made({("E4M3", "adamw"): 0.01}), compare(study)))
-    assert list(found) == ["E4M3", "E3M4"]
-    assert found["E4M3"][0].startswith("+0.0") and found["E4M3"][1] == "**higher**"
-    assert found["E3M4"][1] == "no effect"
-
-
 def test_updates_stand_beside_their_controls():
     effects = {("E4M3", "stiff"): -0.03, ("E4M3", "shuffled"): -0.02, ("virtual.E4M3", "stiff"): -0.03}
-    found = rows(updates_table(study := made(effects), compare(study)))
+    found = rows(gains_table(study := made(effects), compare(study)))
     row = found["E4M3"]
     assert list(found) == ["E4M3", "E3M4"] and row[0].startswith("−0.03") and row[1] == "**lower**"
     assert row[5].endswith("no effect")
@@ -171,25 +162,26 @@ def test_an_optimizer_that_needs_no_format_is_not_called_spacing_scaled_and_has_
     effects = {("E4M3", "muon"): -0.03, ("E3M4", "muon"): -0.03, ("bf16", "muon"): -0.03, ("E4M3", "stiff"): -0.02}
     study = made(effects, ("bf16", "E4M3", "E3M4"), **arms)
     comparison = compare(study)
-    table = updates_table(study, comparison)
-    leads = [block.text for block in summary(study, comparison) if isinstance(block, Text)]
+    table = gains_table(study, comparison)
+    leads = [block for block in summary(study, comparison) if isinstance(block, str)]
     assert leads[:3] == ["**What each format costs**", "**What each optimizer changes**", "**Lowest loss**"]
-    found = {tuple(row[:2]): row[2:] for row in table.rows}
+    found = {tuple(row[:2]): row[2:] for row in texts(table)}
     assert found["**E4M3**", "stiff"][0].startswith("−0.02") and "`stiff`'s minus `adamw`'s" in table.note
     assert found["**E4M3**", "muon"][0].startswith("−0.03") and found["**E4M3**", "muon"][5].endswith("no effect")
     assert "`muon`'s minus" in table.note and table.note.endswith("(difference in differences), `bf16`.")
     alone = made(effects, ("bf16", "E4M3", "E3M4"), adamw=ADAMW, muon={"base": "muon"})
-    leads = [block.text for block in summary(alone, compare(alone)) if isinstance(block, Text)]
+    leads = [block for block in summary(alone, compare(alone)) if isinstance(block, str)]
     assert "**What `muon` changes**" in leads
 
 
 def test_the_lowest_is_listed_with_what_is_above_it():
     study = made({("E3M4", "stiff"): -0.05, ("E4M3", "stiff"): -0.04})
-    found = lowest(study, compare(study))
-    assert [row.run[:2] for row in found[:2]] == [("E3M4", "stiff"), ("E4M3", "stiff")]
-    assert found[1].difference.mean == pytest.approx(0.01, abs=1e-3) and found[1].adjusted < 0.05
-    table = lowest_table(study, compare(study))
-    assert table.rows[0][3] == "–" and table.note.startswith("The first 5 of 6; p adjusted over all 15 pairs.")
+    table = lowest_table(study, comparison := compare(study))
+    (first, second), shown = ranked(study, comparison)[:2], texts(table)
+    assert [first[:2], second[:2]] == [("E3M4", "stiff"), ("E4M3", "stiff")]
+    assert shown[0][2:4] == ["–", "–"] and float(shown[1][2]) == pytest.approx(0.01, abs=1e-3)
+    assert float(shown[1][3].removeprefix("< ")) < 0.05
+    assert table.note.startswith("The first 5 of 6; p adjusted over all 15 pairs.")
     assert table.note.endswith("Not ranked, without quantization: `bf16`, `virtual.E4M3` and `virtual.E3M4`.")
 
 
@@ -197,9 +189,9 @@ def test_every_table_has_a_lead_and_one_line_is_on_certainty():
     study = made({})
     blocks = summary(study, compare(study), None)
     assert sum(isinstance(block, Table) for block in blocks) == 3
-    assert blocks[-2].text == certainty(study, compare(study), None)
-    assert "Paired seeds: 5; p is adjusted over" in blocks[-2].text
-    assert "Student's paired t" in blocks[-1].text and "(../altgrad/reporting/STATISTICS.md)" in blocks[-1].text
+    assert blocks[-2] == certainty(study, compare(study), None)
+    assert "Paired seeds: 5; p is adjusted over" in blocks[-2]
+    assert "Student's paired t" in blocks[-1] and "(../altgrad/reporting/STATISTICS.md)" in blocks[-1]
 
 
 def test_what_is_significant_alone_and_not_in_its_family_says_both() -> None:
@@ -241,18 +233,13 @@ def test_the_best_is_lowest_over_the_seeds_that_all_completed() -> None:
     }  # fmt: skip
     study = study_of(losses, {"adamw": ADAMW})
     assert numbers(study)["best"] == {"format": "B", "optimizer": "adamw", "val_loss": pytest.approx(3.1)}
-    assert lowest(study, compare(study))[0].run[0] == "B"
+    assert ranked(study, compare(study))[0][0] == "B"
 
 
-def test_the_best_is_something_that_is_quantized() -> None:
-    losses = {("bf16", "adamw"): [3.0, 3.1], ("virtual.A", "adamw"): [3.0, 3.1], ("A", "adamw"): [3.2, 3.3]}
-    assert numbers(study_of(losses, {"adamw": ADAMW}))["best"]["format"] == "A"
-
-
-def test_there_is_no_best_where_nothing_quantized_completed() -> None:
-    losses = {("bf16", "adamw"): [3.0, 3.1], ("A", "adamw"): [None, None]}
-    nothing = {"format": None, "optimizer": None, "val_loss": None}
-    assert numbers(study_of(losses, {"adamw": ADAMW}))["best"] == nothing
+@pytest.mark.parametrize(("losses", "best"), [([3.2, 3.3], "A"), ([None, None], None)])
+def test_the_best_is_something_that_is_quantized_if_any_completed(losses, best) -> None:
+    unquantized = {("bf16", "adamw"): [3.0, 3.1], ("virtual.A", "adamw"): [3.0, 3.1]}
+    assert numbers(study_of(unquantized | {("A", "adamw"): losses}, {"adamw": ADAMW}))["best"]["format"] == best
 
 
 def test_the_noise_floor_is_that_of_the_report() -> None:

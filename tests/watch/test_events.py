@@ -8,12 +8,13 @@ import shutil
 import pytest
 
 from altgrad.reporting.compare import compare
-from altgrad.reporting.metrics import numbers
+from altgrad.reporting.dvc_outputs import numbers
+from altgrad.reporting.markdown import NONE, signed
 from altgrad.reporting.tables import results_table
-from altgrad.reporting.wording import NONE, signed
 from altgrad.watch import events
 from altgrad.watch.events import Events, standing
 from altgrad.watch.project import Project
+from tests.reporting.made_losses import texts
 from tests.reporting.synthetic_project import read, write_project
 
 
@@ -145,7 +146,7 @@ def test_the_comparison_so_far_is_that_of_the_report(grid, tmp_path):
     rows = standing(project.cells.values(), project.baseline, project.compared)
     table = results_table(study, compare(study))
     heads = [column.head for column in table.columns]
-    intervals = {tuple(row[:2]): row[heads.index("95 % CI")] for row in table.rows if "95 % CI" in heads}
+    intervals = {tuple(row[:2]): row[heads.index("95 % CI")] for row in texts(table) if "95 % CI" in heads}
     assert len(rows) == sum(loss is not None for arms in reported["val_loss"].values() for loss in arms.values())
     for row in rows:
         assert row["loss"] == pytest.approx(reported["val_loss"][row["format"]][row["arm"]], abs=1e-11)

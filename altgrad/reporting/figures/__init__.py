@@ -1,6 +1,6 @@
-"""The report's figures: found in the modules of this folder, drawn, and put where they say that they stand.
+"""The report's figures: each declared above its function by `in_report`, in any module of this folder, and drawn here.
 
-A figure with nothing to show is left out, and so is its place in the report. Records of `make bench` have one each.
+A figure that has nothing to show is left out of the report.
 """
 
 from __future__ import annotations
@@ -10,96 +10,135 @@ import multiprocessing
 import pkgutil
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from altgrad.common.threads import usable_cores
-from altgrad.reporting.compare import Comparison
-from altgrad.reporting.document import Picture
-from altgrad.reporting.figures.spec import DECLARED, SECTIONS, FigureSpec
+from altgrad.reporting.compare import Comparison, shown_optimizer
 from altgrad.reporting.figures.style import drawing, save
 from altgrad.reporting.load import Study, every_rule
-from altgrad.reporting.select import shown_optimizer
-from altgrad.reporting.wording import joined
+from altgrad.reporting.markdown import ITS_RUNS, Picture, listed, to_runs
 
-for _found in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_found.name}")
-#: The figures of all modules in the report's order.
-FIGURES = sorted(DECLARED.values(), key=lambda spec: (SECTIONS.index(spec.section), spec.order, spec.name))
-_drawn: Callable[[FigureSpec], bool]  # what a process does that was forked to draw; it could not be sent to it
+Draw = Callable[[Study, Comparison], Figure | None]
 
-
-def at(section: str, pictures: dict[str, Picture]) -> list[Picture]:
-    """Return those of ``pictures`` that stand at ``section``, in their order."""
-    if section not in SECTIONS:
-        raise ValueError(f"no section {section!r}")
-    return [pictures[spec.name] for spec in FIGURES if spec.section == section and spec.name in pictures]
+#: Where a figure may stand, in the report's order; `altgrad.reporting.report` has the titles and the tables there.
+SECTIONS = ("gains", "costs", "updates", "curves", "layers", "weights")
+_declared: dict[str, FigureSpec] = {}
+_drawn: Callable[[FigureSpec], bool]  # what a process that was forked to draw calls; it could not be sent to it
 
 
-def draw(specs: Sequence[FigureSpec], study: Study, result: Comparison, folder: Path) -> dict[str, Picture]:
-    """Draw those of ``specs`` that have data as PNG and SVG in ``folder``; return their pictures by name.
+@dataclass(frozen=True)
+class FigureSpec:
+    """A figure; ``name`` is that of its files and of the function that draws it, `in_report` has the other fields."""
 
-    Files of figures that are not drawn are removed, so the folder holds what the report shows.
+    name: str
+    draw: Draw
+    section: str
+    order: int
+    alt: str
+    caption: str
+
+
+def in_report(section: str, order: int, alt: str, caption: str) -> Callable[[Draw], Draw]:
+    """Declare the function below as a figure of the report; it returns None where the study has nothing to show.
+
+    Args:
+        section: one of `SECTIONS`.
+        order: the figure's place in the section: figures stand in ascending order.
+        alt, caption: texts, with these words of the study filled in: ``{baseline}``, ``{optimizer}`` (the one that
+            per-layer figures show), ``{entries}``, and of the primary metric ``{noun}`` (at the end of a run),
+            ``{short}`` (at any step), ``{unit}``, ``{entry}``, ``{better}`` and ``{effect}``. ``{grad}``, ``{beyond}``
+            and ``{spread}`` are empty where there is nothing to say.
+
+    Raises ValueError for another section, and for a name that is taken.
+    """
+
+    def declared(draw: Draw) -> Draw:
+        name = draw.__name__
+        if section not in SECTIONS:
+            raise ValueError(f"figure {name}: no section {section!r} in the report; there are {', '.join(SECTIONS)}")
+        if name in _declared:
+            raise ValueError(f"two figures are called {name}")
+        _declared[name] = FigureSpec(name, draw, section, order, alt, caption)
+        return draw
+
+    return declared
+
+
+@cache
+def report_figures() -> list[FigureSpec]:
+    """Return the figures that the modules of this folder declare, in the report's order."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    return sorted(_declared.values(), key=lambda spec: (SECTIONS.index(spec.section), spec.order, spec.name))
+
+
+def draw(specs: Sequence[FigureSpec], study: Study, comparison: Comparison, folder: Path) -> dict[str, Picture]:
+    """Draw those of ``specs`` that have data as PNG and SVG in ``folder``; return their pictures by name, in order.
+
+    Other PNG and SVG files in the folder are removed, so that it holds what the report shows.
     """
 
     def drawn(spec: FigureSpec) -> bool:
         with drawing():
-            figure = spec.draw(study, result)
+            figure = spec.draw(study, comparison)
             if figure is not None:
                 save(figure, folder, spec.name)
         return figure is not None
 
-    words = _words(study, result)
-    pictures = {
-        spec.name: Picture(
-            spec.name, _sentence(spec.alt.format(**words)), _sentence(spec.caption.format(**words)),
-            {"optimizer": words["optimizer"]} if "{optimizer}" in spec.caption else {},
-        ) for spec, found in zip(specs, _on_all_cores(drawn, specs), strict=True) if found
-    }  # fmt: skip
+    words = _words(study, comparison)
+    pictures = {}
+    for spec, exists in zip(specs, _on_all_cores(drawn, specs), strict=True):
+        if exists:
+            runs = {"optimizer": words["optimizer"]} if "{optimizer}" in spec.caption else {}
+            alt, caption = (text[:1].upper() + text[1:].strip() for text in (
+                spec.alt.format(**words), spec.caption.format(**words)
+            ))  # fmt: skip
+            pictures[spec.name] = Picture(spec.name, alt, f"{caption} {to_runs(ITS_RUNS, **runs)}")
     for path in [*folder.glob("*.png"), *folder.glob("*.svg")]:
         if path.stem not in pictures:
             path.unlink()
     return pictures
 
 
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:].strip()
-
-
 def _on_all_cores(function: Callable[[FigureSpec], bool], specs: Sequence[FigureSpec]) -> list[bool]:
-    """Return what ``function`` says of each spec. Drawing takes most of a report's time, and processes share it.
+    """Return what ``function`` returns for each spec. Drawing takes most of a report's time, and processes share it.
 
-    They are forked, so that nothing is loaded or copied again; where that is not safe, there is only this one.
+    They are forked, so that nothing is loaded or copied again. Where that is not safe, this process draws all.
     """
     global _drawn
     _drawn, jobs = function, min(usable_cores(), len(specs))
     if sys.platform != "linux" or jobs < 2:
         return [function(spec) for spec in specs]
     with multiprocessing.get_context("fork").Pool(jobs) as pool:
-        found = pool.map(_call, specs, chunksize=1)
-        pool.close()  # they end by themselves: the signal that else ends them is whoever's calls this
+        exist = pool.map(_call, specs, chunksize=1)
+        pool.close()  # the processes then end by themselves; the pool's signal would reach the caller's handler
         pool.join()
-    return found
+    return exist
 
 
 def _call(spec: FigureSpec) -> bool:
     return _drawn(spec)
 
 
-def _words(study: Study, result: Comparison) -> dict[str, str]:
-    """Return what is filled in for the names that `in_report` knows."""
+def _words(study: Study, comparison: Comparison) -> dict[str, str]:
+    """Return the texts of the names that `in_report` knows."""
     rules = [rule for cell in study.resolved.values() for rule in every_rule(cell)]
     grads = {rule["grad"]["format"] for rule in rules if rule["grad"]}
-    measure, gains = study.measure, result.gains.dropna(subset="claim")
-    twins, spread = gains["beyond"].notna().any(), any(claim.half_width > 0 for claim in gains["claim"])
+    metric, gains = study.primary, comparison.gains.dropna(subset="claim")
+    specific, spread = gains["beyond"].notna().any(), any(claim.half_width > 0 for claim in gains["claim"])
     return {
         "baseline": study.baseline or "the baseline",
-        "optimizer": shown_optimizer(study, result),
-        "entries": joined(study.formats),
+        "optimizer": shown_optimizer(study, comparison),
+        "entries": listed(study.formats),
         "grad": f"Incoming gradients are in {next(iter(grads))} in every column." if len(grads) == 1 else "",
-        "beyond": f"Small hollow marks: the {measure.entry}-specific effect." if twins else "",
+        "beyond": f"Small hollow marks: the {metric.entry}-specific effect." if specific else "",
         "spread": ", with its 95 % interval" if spread else "",
         # Curves are of validation documents, and a classifier is compared on those of the test split.
-        "short": measure.noun if measure.column == measure.on_validation else f"validation {measure.noun}",
-        "noun": measure.full, "entry": measure.entry, "unit": measure.with_unit(""),
-        "better": "right" if measure.higher_is_better else "left", "effect": f"{measure.smallest_effect:g}",
+        "short": metric.noun if metric.final == metric.on_validation else f"validation {metric.noun}",
+        "noun": metric.full, "entry": metric.entry, "unit": metric.with_unit(""),
+        "better": "right" if metric.higher_is_better else "left", "effect": f"{metric.smallest_effect:g}",
     }  # fmt: skip

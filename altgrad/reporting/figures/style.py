@@ -1,9 +1,8 @@
-"""How every figure looks: one colour, marker and dash per format, kept in every figure and every report.
+"""How figures look: a format has one colour, marker and dash, the same in every figure and every report.
 
-The eight 8-bit splits take colours of Okabe & Ito's and Tol's colour-blind-safe sets, ordered so that
-neighbours differ in lightness; marker and dash alone tell them apart in grey. The baseline is black
-and solid. Entries that are not listed (recipes, formats of the user's own) share a small reserve in
-the order in which a grid names them; so do optimizers, where a panel is a format. ``.dvc/plots``
+The colours of the eight 8-bit formats are from Okabe and Ito's and Tol's colour-blind-safe sets, ordered so that
+neighbours differ in lightness. Marker and dash alone tell them apart in grey. The baseline is black and solid. Other
+entries (recipes, formats of the user) and optimizers share a small reserve, in the order of the grid. ``.dvc/plots``
 repeats these colours for DVC's own plots.
 """
 
@@ -43,12 +42,12 @@ class Look:
     dash: tuple[float, ...] = ()
 
     def lighter(self) -> Look:
-        """Return the same look, its colour half way to white."""
+        """Return the same look with its colour half way to white."""
         red, green, blue = (0.5 + 0.5 * part for part in to_rgb(self.color))
         return replace(self, color=to_hex((red, green, blue)))
 
     def line(self, **changes: Any) -> dict[str, Any]:
-        """Keyword arguments for ``Axes.plot``."""
+        """Return keyword arguments for ``Axes.plot``."""
         style = {"color": self.color, "marker": self.marker, "linestyle": (0, self.dash) if self.dash else "-"}
         return style | changes
 
@@ -99,12 +98,11 @@ SEQUENTIAL = "cividis"
 
 
 def looks(entries: list[str]) -> dict[str, Look]:
-    """Return the look of each of the grid's entries; those without one of their own take the reserve in order.
+    """Return the look of each entry of a grid, or of each optimizer.
 
-    Beyond the reserve they take the looks of formats that the grid does not have.
-
-    The first entry that joins a recipe and a format, as ``virtual.E3M4`` does, has its format's look, but lighter.
-    Always pass all entries of the grid, so that an entry looks alike in figures that show only some.
+    The first entry that joins a recipe and a format, such as ``virtual.E3M4``, has its format's look, but lighter.
+    Others without a look of their own take the reserve in order, then the looks of formats that the grid lacks. Pass
+    all entries of the grid, so that an entry looks alike in figures that show only some.
     """
     known = {name: LOOKS[name] for name in entries if name in LOOKS}
     for name in entries:
@@ -128,16 +126,13 @@ def drawing() -> Iterator[None]:
 def panels(
     rows: int, columns: int, height: float, *, width: float = WIDTH, **options: Any
 ) -> tuple[Figure, np.ndarray]:
-    """Return a figure and its (rows, columns) axes; ``height`` is the whole figure's, in inches."""
+    """Return a figure of ``height`` inches and its axes, an array of shape (rows, columns)."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
 def tiles(count: int, height: float, **options: Any) -> tuple[Figure, list[Axes]]:
-    """Return a figure with ``count`` axes, four to a row at most; ``height`` is that of one row, in inches.
-
-    A single one is higher.
-    """
+    """Return a figure with ``count`` axes, at most four in a row of ``height`` inches; one alone is higher."""
     across = 4 if count == 4 or count > 6 else min(3, count)
     rows = -(-count // across)
     figure, axes = panels(rows, across, 0.6 + height * (1.6 if count == 1 else rows), **options)
@@ -150,7 +145,7 @@ def tiles(count: int, height: float, **options: Any) -> tuple[Figure, list[Axes]
 
 
 def framed(axes: Axes, values: pd.Series) -> None:
-    """Have the y axis show all finite ``values``, with a margin; what else is drawn may leave the frame."""
+    """Limit the y axis to the finite ``values`` and a margin; other lines may leave the frame."""
     finite = values[np.isfinite(values)]
     if len(finite):
         low, high = finite.min(), finite.max()
@@ -159,17 +154,17 @@ def framed(axes: Axes, values: pd.Series) -> None:
 
 
 def legend(figure: Figure, styles: dict[str, Look], names: list[str], **line: Any) -> None:
-    """Put one legend of the entries ``names`` above all panels, in as many rows as their length takes."""
+    """Put one legend of the entries ``names`` above all panels, in as many rows as it needs."""
     handles = [Line2D([], [], label=name, **styles[name].line(**line)) for name in names]
     rows = -(-sum(len(name) + LEGEND_MARK for name in names) // LEGEND_WIDTH)
     figure.legend(handles=handles, loc="outside upper center", ncols=-(-len(names) // rows), columnspacing=1.4)
 
 
 def spread_axis(axes: Axes, which: Literal["x", "y"], values: pd.Series) -> None:
-    """Make the "x" or "y" axis logarithmic away from zero when one of ``values`` would squeeze the others together.
+    """Make the "x" or "y" axis logarithmic away from zero if one of ``values`` would squeeze the others together.
 
-    The part around zero, up to about twice the median magnitude, stays linear; the axis' label says so. Beyond it
-    ticks are at powers of ten.
+    It stays linear around zero, up to about twice the median magnitude, and its label says so. Beyond, ticks are at
+    powers of ten.
     """
     sizes = values.abs().dropna()
     threshold = 2 * sizes.median() if len(sizes) else 0.0
@@ -194,10 +189,10 @@ def spread_axis(axes: Axes, which: Literal["x", "y"], values: pd.Series) -> None
 
 def heat_map(axes: Axes, table: np.ndarray, rows: list[str], columns: list[str], *, low: float, high: float,
              text: np.ndarray | None, rotate: bool | None = None) -> Any:  # fmt: skip
-    """Draw ``table`` (rows x columns) with a label per row and column; absent values stay grey.
+    """Draw ``table`` (rows x columns) with a label per row and column; NaN stays grey.
 
-    ``text`` holds what is written into the cells, or is ``None`` where they would be too small. Column
-    labels stand upright when ``rotate`` says so or, by default, when one is longer than a format's name.
+    ``text`` is written into the cells, if it is given. Column labels stand upright if ``rotate`` is true; by default
+    they do where one is longer than a format's name.
     """
     if rotate is None:
         rotate = max(len(line) for column in columns for line in column.split("\n")) > 5
@@ -226,8 +221,7 @@ def heat_map(axes: Axes, table: np.ndarray, rows: list[str], columns: list[str],
 def save(figure: Figure, folder: Path, name: str) -> None:
     """Write ``folder/name.png`` and ``.svg``; the bytes depend on the drawing alone.
 
-    The PNG has a palette of 256 colours, which flat drawings do not exceed visibly: a third of the
-    size in true colour, and it is what the page embeds.
+    The PNG, which the page embeds, has a palette of 256 colours: enough for flat drawings, at a third of the size.
     """
     canvas = FigureCanvasAgg(figure)
     canvas.draw()

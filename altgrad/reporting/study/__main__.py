@@ -11,16 +11,14 @@ from altgrad.common.console import STOPS, called
 from altgrad.common.errors import UserError, did_you_mean, run_stage
 from altgrad.common.files import write_text
 from altgrad.reporting.decision_rule import SMALLEST_EFFECT
-from altgrad.reporting.document import Column, Table, words
-from altgrad.reporting.markdown import blocks_to_markdown, text_to_markdown
-from altgrad.reporting.measure import Measure
+from altgrad.reporting.markdown import NONE, Column, Table, escaped, listed, number, significant, words
+from altgrad.reporting.primary_metric import PrimaryMetric
 from altgrad.reporting.study.figures import costs, draw_costs, draw_curve, draw_forest
 from altgrad.reporting.study.questions import NATS, Answer, ContrastResult, Question, answered, read_questions
 from altgrad.reporting.study.registered import History, checked
 from altgrad.reporting.study.runs import RunTable, Untrained
 from altgrad.reporting.study.train import train_missing
-from altgrad.reporting.summary import cells, heads
-from altgrad.reporting.wording import NONE, joined, number, significant
+from altgrad.reporting.tables import cells, heads
 
 STUDY = Path("reports/study")
 RESULTS = "RESULTS.md"
@@ -101,7 +99,7 @@ def page(question: Question, answers: Sequence[Answer], runs: RunTable, figure: 
     parts = [
         f"# {question.question}", " ".join(question.answer.split()), f"![{alt}]({figure})" if figure else None,
         *(" ".join(paragraph.split()) for paragraph in question.why),
-        text_to_markdown(_hypotheses(answers)), _rule(answers), blocks_to_markdown([_comparisons(answers, runs)]),
+        escaped(_hypotheses(answers)), _rule(answers), str(_comparisons(answers, runs)),
         _source(question, runs),
     ]  # fmt: skip
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -114,7 +112,7 @@ def results(answers: Sequence[Answer], about: Path) -> str:
     doubted = []
     for kind in DOUBTS:
         if names := [answer.name for answer in registered if answer.registration.kind == kind]:
-            said = joined(names) if len(names) < 10 else str(len(names))
+            said = listed(names) if len(names) < 10 else str(len(names))
             doubted.append(f"{said} {'is' if len(names) == 1 else 'are'} {kind}")
     confirmed = f"Git's history confirms {sum(map(_holds, registered))} of {len(registered)} registrations"
     parts = [above.strip(), f"{'; '.join([confirmed, *doubted])}.", KEY, _rule(answers)]
@@ -123,7 +121,7 @@ def results(answers: Sequence[Answer], about: Path) -> str:
         numbers = _heads(of_question)
         columns = [words(""), words("hypothesis"), *numbers, words("as expected"), words("registered")]
         table = Table(columns, [_hypothesis_row(answer, len(numbers)) for answer in of_question])
-        parts += [f"## [{of_question[0].question.question}](study/{name}.md)", blocks_to_markdown([table])]
+        parts += [f"## [{of_question[0].question.question}](study/{name}.md)", str(table)]
     return "\n\n".join(filter(None, [*parts, below.strip()])) + "\n"
 
 
@@ -138,7 +136,7 @@ def _has_units(answers: Sequence[Answer]) -> bool:
 
 def _heads(answers: Sequence[Answer]) -> list[Column]:
     """Return the columns of numbers, with one of units where not all are of losses."""
-    delta, *others = heads(Measure().delta)
+    delta, *others = heads(PrimaryMetric().delta)
     return [Column("Δ"), words("unit"), *others] if _has_units(answers) else [delta, *others]
 
 

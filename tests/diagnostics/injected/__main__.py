@@ -17,9 +17,7 @@ import torch
 
 from altgrad.common.errors import run_stage
 from altgrad.common.files import replacing, write_text
-from altgrad.reporting.document import Block, Column, Document, Section, Table, Text
-from altgrad.reporting.markdown import to_markdown
-from altgrad.reporting.wording import NONE, number, significant
+from altgrad.reporting.markdown import NONE, Column, Table, number, significant, to_markdown
 from tests.diagnostics.injected import score
 from tests.diagnostics.injected.faults import KINDS
 from tests.diagnostics.injected.runs import EVERY, STEPS, Run, trained
@@ -45,13 +43,10 @@ def judged(runs: list[Run]) -> tuple[Thresholds, pd.DataFrame, pd.DataFrame, pd.
 
 def page(thresholds: Thresholds, tried: pd.DataFrame, table: pd.DataFrame) -> str:
     """Return the results as Markdown."""
-    sections = [
-        Section(
-            f"{peers} healthy runs like it, a pass every {every} steps" if peers else "No healthy runs: limits alone",
-            "", [_table(rows)],
-        )
-        for (peers, every), rows in table.groupby(["peers", "every"], sort=False)
-    ]  # fmt: skip
+    sections: list[str | Table] = []
+    for (peers, every), rows in table.groupby(["peers", "every"], sort=False):
+        like = f"{peers} healthy runs like it, a pass every {every} steps" if peers else "No healthy runs: limits alone"
+        sections += [f"## {like}", _table(rows)]
     names = ("tensors, spreads", "updates, spreads", "healthy named", "precision", "recall")
     body = [
         [significant(row.threshold), NONE if np.isinf(row.update_threshold) else significant(row.update_threshold),
@@ -62,19 +57,16 @@ def page(thresholds: Thresholds, tried: pd.DataFrame, table: pd.DataFrame) -> st
         f"Even seeds, 4 peers, a pass every {EVERY} steps. Taken, by F1, of equals the last: {thresholds[0]:g} for "
         f"tensors, without updates, and beside it {thresholds[1]:g} for updates."
     )
-    sections.append(Section("How the thresholds were chosen", "", [Table(list(map(Column, names)), body, note)]))
-    answer: list[Block] = [
-        Text(
+    sections += ["## How the thresholds were chosen", Table(list(map(Column, names)), body, note)]
+    return to_markdown([
+        "# Injected faults", "**Is the first anomalous tensor the one with the injected fault?**", (
             f"Transformers of two blocks, {STEPS} steps, E4M3 under AdamW, `{COMMAND}`. The thresholds were chosen on "
             "the even seeds; the tables are of the odd ones. A tensor is right if its layer and role are those of the "
             "fault; of a learning rate, which has no layer, if the role is that of the updates. Harmed are runs whose "
             "loss left its band; lead is the median number of steps by which the tensor did so earlier."
         ),
-        *(Text(f"**{kind}**: {what}.") for kind, what in KINDS.items()),
-    ]
-    question = "Is the first anomalous tensor the one with the injected fault?"
-    document = Document("Injected faults", question, answer, sections)
-    return to_markdown(document).replace("## Answer so far\n\n", "", 1)
+        *(f"**{kind}**: {what}." for kind, what in KINDS.items()), *sections,
+    ]) + "\n"  # fmt: skip
 
 
 def _table(rows: pd.DataFrame) -> Table:

@@ -17,10 +17,11 @@ from scipy import stats
 
 from altgrad.config import UserError
 from altgrad.reporting.decision_rule import HIGHER, IDENTICAL, INCONCLUSIVE, LOWER, NO_EFFECT, TOO_FEW, judged
+from altgrad.reporting.markdown import signed
 from altgrad.reporting.statistics import Difference, summarised
 from altgrad.reporting.study.questions import ContrastResult
 from altgrad.reporting.study.runs import RunTable, StudyRun, parsed
-from altgrad.reporting.wording import p_value, signed
+from altgrad.reporting.tables import p_value
 from tests.reporting.study.made_study import rows, write_study
 
 RESULTS = Path(__file__).parents[3] / "reports/study/results"

@@ -1,6 +1,6 @@
-"""The page of all cells, and what the report's page does beyond being read.
+"""The report's pages: what they say, where their links lead, and what they do in a browser.
 
-Oracle: the files that the study was written as; a real browser.
+Oracles: the files that the study was written as; markdown-it and html.parser; a real browser.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import html
 import json
 import math
 import re
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote
@@ -20,10 +21,26 @@ from ruamel.yaml import YAML
 from altgrad.common.files import read_json
 from altgrad.config.cell import Cell
 from altgrad.reporting.anomalies import cases
-from altgrad.reporting.cells import contents, settings, to_cells_page
-from altgrad.reporting.flags import raised
-from altgrad.reporting.html import address, marks
+from altgrad.reporting.diagnosis_tables import raised
+from altgrad.reporting.html import contents, settings, to_cells_page, to_html
 from altgrad.reporting.load import IDENTITY
+from altgrad.reporting.markdown import (
+    Column,
+    Picture,
+    Table,
+    integer,
+    listed,
+    named_runs,
+    number,
+    plural,
+    runs_page,
+    signed,
+    significant,
+    to_markdown,
+    to_runs,
+    without_runs,
+    words,
+)
 from altgrad.reporting.report import write_report
 from tests.reporting.synthetic_project import read, write_project
 
@@ -77,6 +94,51 @@ def test_every_cell_has_the_numbers_of_its_files(project: Path) -> None:
     assert next(cell for cell in found["cells"] if cell["key"] == DIVERGED)["cause"].startswith(f"{DIVERGED} diverged")
 
 
+class Visible(HTMLParser):
+    """The visible text of a page."""
+
+    text = ""
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_a_page_shows_every_name_as_text(tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script> a|b [x](y) spacing_unmatched *z* & \"q\" 'p'"
+    (tmp_path / "plot.png").write_bytes(b"made up")
+    table = Table([words("name"), Column("n")], [[hostile, to_runs("[1, 2]", format=hostile)]], hostile)
+    blocks = ["# Title", "**Question?**", hostile, "## Part", table, Picture("plot", "what it shows", hostile)]
+    text = to_markdown(blocks)
+    reader = Visible()
+    reader.feed(page := to_html(text, tmp_path))
+    assert reader.text.count(hostile.replace("[x](y)", "x")) == 4 and page.count("<script") == 1
+    assert page.count("<td") == 2 and unquote(re.findall(r"format=([^&\"]*)", page)[0]).replace("+", " ") == hostile
+    assert "| [1, 2] |" in without_runs(text) and "cells.html" not in without_runs(text)
+
+
+def test_a_name_that_is_all_of_a_strong_or_code_text_leads_to_its_runs_and_nothing_else_does() -> None:
+    links = {"E4M3": runs_page(format="E4M3"), "a_b": runs_page(seed=[1, 2]), "E4M3-a_b-0-1": "cells.html#k"}
+    for text, linked in {
+        "**E4M3** gains": "[**E4M3**](cells.html#?format=E4M3) gains",
+        r"by `a_b`, **a\_b**": r"by [`a_b`](cells.html#?seed=1&seed=2), [**a\_b**](cells.html#?seed=1&seed=2)",
+        "**`E4M3-a_b-0-1` ended**": "**[`E4M3-a_b-0-1`](cells.html#k) ended**",
+        "E4M3 and `E4M3-a_b-0` and `dvc repro`": "E4M3 and `E4M3-a_b-0` and `dvc repro`",
+    }.items():
+        assert named_runs(text, links) == linked
+        assert without_runs(linked) == text
+
+
+def test_numbers_look_alike_everywhere() -> None:
+    assert [signed(x, 3) for x in (0.01234, -0.01234, 0.0, -1e-9, float("nan"), None)] == [
+        "+0.012", "−0.012", "0.000", "0.000", "–", "–",
+    ]  # fmt: skip
+    assert [number(-1.25, 1), significant(6.1035e-05), significant(57344, 6)] == ["−1.2", "6.1e−05", "57344"]
+    assert [integer(3_360_000), integer(None), integer(12)] == ["3\u202f360\u202f000", "–", "12"]
+    assert [plural(1, "seed"), plural(2, "seed"), listed(["a"]), listed(["a", "b", "c"]), listed([])] == [
+        "1 seed", "2 seeds", "a", "a, b and c", "",
+    ]  # fmt: skip
+
+
 def test_a_setting_that_is_its_default_and_a_known_format_are_left_out(project: Path) -> None:
     found = data_of((project / "reports/cells.html").read_text())
     said = {cell["key"]: cell["settings"] for cell in found["cells"]}
@@ -106,7 +168,7 @@ def test_a_cause_speaks_of_a_band_only_where_healthy_runs_made_one(tmp_path: Pat
     write_project(tmp_path, ["E4M3"], seeds=(0,), diverged={"E4M3-adamw-0-1": 40}, steps=60, blocks=1)
 
     def cause() -> str:
-        (cell,) = contents(study, pd.DataFrame(), list(cases(study)))["cells"]
+        (cell,) = contents(study, raised(study), list(cases(study)))["cells"]
         return cell["cause"]
 
     study = read(tmp_path)
@@ -123,22 +185,6 @@ def test_a_text_with_markup_in_it_ends_no_script(project: Path) -> None:
     assert page.count("</script>") == 2 and "<img" not in page
     (missing,) = (cell for cell in data_of(page)["cells"] if cell["key"] == MISSING)
     assert missing["reason"].startswith("</script>")
-
-
-def test_a_key_as_code_leads_to_its_cell_and_nothing_else_does() -> None:
-    keys = {name: f"cells.html#{name}" for name in ("E4M3-adamw-0-1", "virtual.E3M4-adamw-0-0.5")}
-    assert marks("see `E4M3-adamw-0-1`", keys) == (
-        'see <a href="cells.html#E4M3-adamw-0-1"><code>E4M3-adamw-0-1</code></a>'
-    )
-    assert marks("**`virtual.E3M4-adamw-0-0.5`**", keys).count("<a href=") == 1
-    assert "<a" not in marks("E4M3-adamw-0-1 and `E4M3-adamw-0` and `dvc repro`", keys)
-
-
-def test_a_format_and_an_arm_lead_to_their_cells() -> None:
-    links = {"virtual.E3M4": address({"format": "virtual.E3M4"}), "a&b": address({"optimizer": "a&b"})}
-    entry, arm = marks("**virtual.E3M4** gains", links), marks("by `a&b`", links)
-    assert '<a class="behind" href="cells.html#?format=virtual.E3M4">virtual.E3M4</a>' in entry
-    assert '<a class="behind" href="cells.html#?optimizer=a%26b"><code>a&amp;b</code></a>' in arm
 
 
 def test_every_link_to_cells_finds_some(project: Path) -> None:
@@ -159,8 +205,8 @@ def test_every_link_to_cells_finds_some(project: Path) -> None:
         index = [name for name, _, _ in found["metrics"]]
         measured = [cell["summary"] for cell in found["cells"] if cell["key"] in rows.index and "summary" in cell]
         assert all(any(summary[index.index(metric)] is not None for summary in measured) for metric in metrics), text
-    captions = re.findall(r"<figcaption>(.*)</figcaption>", page_of(project))
-    assert all(re.search(r' <a class="behind" href="cells\.html#[^"]*">Its runs</a>$', text) for text in captions)
+    captions = re.findall(r"<img[^>]*></p>\n(.*)</p>", page_of(project))
+    assert all(re.search(r' <a href="cells\.html#[^"]*">Its runs</a></em>$', text) for text in captions)
     assert len(captions) > 5
     assert sum("metric=" in text for text in wanted) > 20
 
@@ -246,7 +292,7 @@ def test_a_cell_is_reached_from_the_report_and_from_another_cell(opened, project
 
 def test_a_number_of_a_table_leads_to_the_cells_behind_it(opened, project: Path) -> None:
     page = opened("index.html")
-    rows = page.locator("#result ~ * tr", has=page.locator("td", has_text=re.compile("^bf16$")))
+    rows = page.locator("#result-in-detail ~ * tr", has=page.locator("td", has_text=re.compile("^bf16$")))
     told = rows.filter(has_text="stiff").last.locator("td.number a", has_text="±")
     shown, keys = told.inner_text(), [f"bf16-stiff-{seed}-1" for seed in (0, 1, 2)]
     told.click()

@@ -1,16 +1,85 @@
-"""What is flagged, and that figures and flags speak of the same limits. Oracle: values set by hand."""
+"""Tables of what happened inside runs, and flags.
+
+Oracles: the study without the run that diverged; scipy's relative entropy; values set by hand.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 from altgrad.metrics import METRICS, Limit, Metric
-from altgrad.reporting.flags import named as words
-from altgrad.reporting.flags import raised
+from altgrad.reporting.compare import compare
+from altgrad.reporting.diagnosis_tables import diagnosis_table, divergences, flag_name, raised, updates_table
+from altgrad.reporting.figures.layers import by_binade, recorded
 from altgrad.reporting.load import IDENTITY
+from tests.reporting.made_losses import texts
+
+LOST = "E4M3-spacing_unmatched-1-1"
+ARMS = {"spacing_unmatched": {"stiffness": "ulp"}}
+
+
+@pytest.mark.parametrize("size", [1e6, np.inf])
+def test_the_updates_of_a_run_that_diverged_are_left_out(made, size: float) -> None:
+    study = made(["bf16", "E4M3"], ["adamw", "spacing_unmatched"], (0, 1, 2), arms=ARMS, diverged={LOST: 50})
+    rows = study.monitors
+    lost = (rows[IDENTITY] == study.cells.loc[LOST, IDENTITY].tolist()).all(axis=1)
+    rows.loc[lost & rows["metric"].str.startswith("rungs"), "value"] = size
+    comparison = compare(study)
+    table = updates_table(study, comparison)
+    assert [row[1] for row in texts(table)] == ["1.00 / 1.5 / 80", "0.70 / 1.5 / 80"]
+    assert table.note.endswith("Runs that diverged are left out.")
+    binades = by_binade(recorded(study, comparison))
+    study.monitors.drop(index=rows.index[lost], inplace=True)
+    pd.testing.assert_frame_equal(binades, by_binade(recorded(study, comparison)))
+    study.cells["status"] = "completed"
+    assert "diverged" not in updates_table(study, comparison).note
+
+
+def test_an_arm_that_completed_no_run_has_no_updates_to_show(made) -> None:
+    diverged = {f"E4M3-spacing_unmatched-{seed}-1": 50 for seed in (0, 1)}
+    study = made(["bf16", "E4M3", "E3M4"], ["adamw", "spacing_unmatched"], arms=ARMS, diverged=diverged)
+    _, stiff = texts(updates_table(study, compare(study)))
+    assert stiff == ["**spacing_unmatched**", "–", "0.70 / 1.5 / 80"]
+
+
+def test_divergence_is_scipys_relative_entropy_of_runs_of_one_seed_and_layer(study, comparison) -> None:
+    rows = study.diagnosis[study.diagnosis["metric"] == "log2_magnitude"]
+
+    def histogram(name: str, seed: int, layer: str) -> pd.Series:
+        own = rows[(rows["format"] == name) & (rows["seed"] == seed) & (rows["layer"] == layer)]
+        return own.set_index("x")["value"]
+
+    def bits(p: pd.Series, q: pd.Series) -> float:
+        p, q = p.align(q, fill_value=0.0)
+        return stats.entropy(p, (1 - 1e-6) * q + 1e-6 * p, base=2)
+
+    found = divergences(study, comparison)
+    layers = rows["layer"].unique()
+    for name, other in (("E4M3", lambda seed: seed), ("bf16", lambda seed: 1 - seed)):
+        pairs = [(histogram(name, s, layer), histogram("bf16", other(s), layer)) for s in (0, 1) for layer in layers]
+        assert found[name] == pytest.approx(np.mean([bits(*pair) for pair in pairs]))
+    assert found["E0M7"] == found["E1M6"]
+    table = diagnosis_table(study, comparison)
+    place = [column.head for column in table.columns].index("E4M3")
+    assert float(texts(table)[-1][place]) == pytest.approx(found["E4M3"], abs=5e-5)
+
+
+@pytest.mark.parametrize(("bins", "bits"), [((0.0, 0.0), 0.0), ((0.0, 1.0), np.log2(1e6))])
+def test_the_divergence_of_equal_histograms_is_zero_and_of_disjoint_ones_finite(study, comparison, bins, bits) -> None:
+    rows = study.diagnosis[(study.diagnosis["metric"] == "log2_magnitude")].drop_duplicates(["format", "seed", "layer"])
+    rows = rows.assign(value=1.0, x=np.where(rows["format"] == "bf16", *bins))
+    found = divergences(replace(study, diagnosis=rows), comparison)
+    assert found["E4M3"] == pytest.approx(bits) and found["bf16"] == pytest.approx(0.0)
+    without = replace(study, diagnosis=rows[rows["format"] != "bf16"])
+    assert divergences(without, comparison).empty
+
+
+# --- flags ----------------------------------------------------------------------------------------------
 
 # Role and metric of what training recorded, and the last value that is fine.
 WATCHED = [
@@ -37,13 +106,8 @@ def of_monitors(study, rows):
 
 
 def named(found: pd.DataFrame, role: str, metric: str) -> list[tuple[str, float, float]]:
-    own = found[found["what"] == words(METRICS[metric], role)]
+    own = found[found["what"] == flag_name(METRICS[metric], role)]
     return list(zip(own["layer"], own["value"], own["limit"], strict=True))
-
-
-def with_limit(monkeypatch: pytest.MonkeyPatch, name: str, value: float, strict: float | None = None) -> None:
-    limit = Limit(METRICS[name].limit.above, value, strict)
-    monkeypatch.setitem(METRICS, name, replace(METRICS[name], limit=limit))
 
 
 @pytest.mark.parametrize(("role", "metric", "level"), WATCHED)
@@ -79,13 +143,6 @@ def test_a_watched_limit_may_be_one_below_and_stricter_in_some_layers(study, mon
     rows = [(i, layer, "output", "kurtosis", v) for layer, pair in values.items() for i, v in enumerate(pair)]
     found = named(raised(of_monitors(study, rows)), "output", "kurtosis")
     assert found == [("a", 0.8, 1.0), ("head", 1.5, 2.0)]
-
-
-def test_a_changed_limit_changes_the_flags(study, monkeypatch) -> None:
-    rows = [(1, "a", "output", "kurtosis", 4.0)]
-    assert named(raised(of_monitors(study, rows)), "output", "kurtosis") == []
-    with_limit(monkeypatch, "kurtosis", 3.0)
-    assert named(raised(of_monitors(study, rows)), "output", "kurtosis") == [("a", 4.0, 3.0)]
 
 
 def test_a_flag_of_a_diagnosis_is_named_by_its_metric_one_of_the_user_too(study) -> None:

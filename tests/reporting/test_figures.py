@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -12,44 +13,43 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from scipy import stats
 
 from altgrad.common.console import handled
 from altgrad.formats import get_format
 from altgrad.reporting import tables
-from altgrad.reporting.compare import compare
-from altgrad.reporting.figures import FIGURES, draw
-from altgrad.reporting.figures.curves import loss_curves, loss_differences
-from altgrad.reporting.figures.memory import front
-from altgrad.reporting.figures.style import LOOKS, RESERVE, drawing, looks, panels, spread_axis
-from altgrad.reporting.figures.weights import (
+from altgrad.reporting.compare import BYTES, compare, memory
+from altgrad.reporting.figures import FigureSpec, draw, report_figures
+from altgrad.reporting.figures.layers import (
     BINS_PER_BINADE,
     LOWEST,
-    labelled,
     relative_histogram,
     significant_bits,
     weight_format,
 )
-from altgrad.reporting.select import BYTES, memory
-from tests.reporting.made_losses import ADAMW, STIFF, study_of
+from altgrad.reporting.figures.losses import courses, front, loss_curves
+from altgrad.reporting.figures.style import LOOKS, RESERVE, drawing, looks, panels, spread_axis
+from altgrad.reporting.load import IDENTITY, Study
+from tests.reporting.made_losses import ADAMW, STIFF, study_of, texts
 
 
 @pytest.fixture(scope="module")
 def troubled(study):
     """The study with two sizes, which a figure is there to show."""
     cells = study.cells.assign(bytes_per_parameter=study.cells["format"].map({"bf16": 16.0}).fillna(13.0))
-    return dataclasses.replace(study, cells=cells)
+    return replace(study, cells=cells)
 
 
-@pytest.mark.parametrize("spec", [spec for spec in FIGURES if spec.section != "gains"], ids=lambda spec: spec.name)
-def test_no_text_leaves_its_figure(spec, troubled, comparison) -> None:
-    with drawing():
-        assert _outside(spec.draw(troubled, comparison)) == []
+def figure_of(name: str) -> FigureSpec:
+    return next(spec for spec in report_figures() if spec.name == name)
 
 
-@pytest.mark.parametrize("spec", [spec for spec in FIGURES if spec.section == "gains"], ids=lambda spec: spec.name)
-def test_no_text_leaves_a_figure_of_gains(spec, made) -> None:
-    arms = {"spacing_unmatched": {"stiffness": "ulp"}}
-    study = made(["bf16", "E4M3", "E3M4"], ["adamw", "spacing_unmatched"], (0, 1, 2), arms=arms)
+@pytest.mark.parametrize("spec", report_figures(), ids=lambda spec: spec.name)
+def test_no_text_leaves_its_figure(spec, troubled, made) -> None:
+    study = troubled
+    if spec.section == "gains":
+        arms = {"spacing_unmatched": {"stiffness": "ulp"}}
+        study = made(["bf16", "E4M3", "E3M4"], ["adamw", "spacing_unmatched"], (0, 1, 2), arms=arms)
     with drawing():
         assert _outside(spec.draw(study, compare(study))) == []
 
@@ -72,7 +72,7 @@ def test_the_caption_of_the_gains_speaks_of_hollow_marks_where_there_are_some(tm
     losses = {(entry, arm): [3.5, 3.6, 3.55] for entry in entries for arm in arms}
     losses["E3M4", "stiff"] = [3.3, 3.42, 3.34]
     study = study_of(losses, arms)
-    (spec,) = [spec for spec in FIGURES if spec.name == "gains"]
+    spec = figure_of("gains")
     with drawing():
         figure = spec.draw(study, compare(study))
     marks = [line.get_markerfacecolor() for axis in figure.axes for line in axis.lines]
@@ -101,23 +101,23 @@ def test_every_pair_of_formats_differs_in_colour_and_in_marker() -> None:
     assert len({look.dash for look in LOOKS.values()}) >= 7
 
 
-def test_an_entry_looks_alike_whatever_else_is_in_the_grid() -> None:
+def test_an_entry_looks_alike_in_every_grid_and_an_unquantized_control_as_its_format_but_lighter() -> None:
     assert looks(["E3M4"])["E3M4"] == looks(["bf16", "mine", "E3M4"])["E3M4"] == LOOKS["E3M4"]
-    found = looks(["bf16", "mine", "yours"])
-    assert found["mine"] != found["yours"]
+    shown = looks(["bf16", "E3M4", "virtual.E3M4", "uniform_row.E3M4", "virtual.mine"])
+    assert shown["virtual.E3M4"].marker == shown["E3M4"].marker and shown["virtual.E3M4"].color == "#80b8d8"
+    assert len({(look.color, look.marker) for look in shown.values()}) == 5
 
 
-def test_a_twin_has_its_formats_look_in_a_lighter_colour():
-    found = looks(["bf16", "E3M4", "virtual.E3M4", "uniform_row.E3M4", "virtual.mine"])
-    assert found["virtual.E3M4"].marker == found["E3M4"].marker and found["virtual.E3M4"].color == "#80b8d8"
-    assert len({(look.color, look.marker) for look in found.values()}) == 5
-
-
-def test_the_baseline_minus_itself_is_not_drawn(study, comparison) -> None:
-    with drawing():
-        figure = loss_differences(study, comparison)
-    titles = [axis.get_title(loc="left") for axis in figure.axes]
-    assert "bf16" not in titles and "E4M3" in titles
+@pytest.mark.parametrize(("values", "label"), [
+    ([0.01, 0.02, 0.03], "cost"), ([0.0, 0.0], "cost"), ([], "cost"),
+    ([0.01, 0.02, 0.03, 2.0], "cost\nlogarithmic beyond 0.05"),
+])  # fmt: skip
+def test_an_axis_is_linear_unless_one_value_would_squeeze_the_others(values: list[float], label: str) -> None:
+    _, ((axis,),) = panels(1, 1, 2.0)
+    axis.set_ylabel("cost")
+    spread_axis(axis, "y", pd.Series(values, dtype="float64"))
+    assert (axis.get_yscale() == "symlog") == (label != "cost") and axis.get_ylabel() == label
+    assert label == "cost" or axis.get_ylim()[0] < 0 < 2.0 < axis.get_ylim()[1]
 
 
 def test_a_panel_of_curves_has_the_mean_over_seeds_of_each_optimizer_and_ends_a_run_that_diverged(made) -> None:
@@ -141,7 +141,7 @@ def test_a_panel_of_curves_has_the_mean_over_seeds_of_each_optimizer_and_ends_a_
 
 def test_the_chart_of_gains_has_a_row_for_each_optimizer_and_format(made) -> None:
     arms = {"stiff": {"stiffness": "ulp"}, "shuffled": {"stiffness": "permuted"}}
-    (spec,) = [spec for spec in FIGURES if spec.name == "gains"]
+    spec = figure_of("gains")
     for formats, labels in ((["E5M2", "E4M3"], ["", "E5M2", "E4M3"] * 2),
                             (["E4M3"], ["stiff minus adamw", "shuffled minus adamw"])):  # fmt: skip
         study = made(formats, ["adamw", *arms], (0, 1, 2), arms=arms, baseline=formats[0])
@@ -171,32 +171,15 @@ def test_moving_a_histogram_keeps_its_mass() -> None:
     assert shares[0] == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize("values", [[0.01, 0.02, 0.03], [0.0, 0.0], []])
-def test_an_axis_stays_linear_unless_one_value_would_squeeze_the_others(values: list[float]) -> None:
-    _, axes = panels(1, 1, 2.0)
-    spread_axis(axes[0, 0], "y", pd.Series(values, dtype="float64"))
-    assert axes[0, 0].get_yscale() == "linear"
-
-
-def test_a_spread_axis_says_where_it_turns_logarithmic() -> None:
-    _, axes = panels(1, 1, 2.0)
-    axes[0, 0].set_ylabel("cost")
-    spread_axis(axes[0, 0], "y", pd.Series([0.01, 0.02, 0.03, 2.0]))
-    assert axes[0, 0].get_yscale() == "symlog"
-    assert axes[0, 0].get_ylabel() == "cost\nlogarithmic beyond 0.05"
-    assert axes[0, 0].get_ylim()[0] < 0 < 2.0 < axes[0, 0].get_ylim()[1]
-
-
 def test_codes_are_shown_for_the_layers_of_one_format(study) -> None:
     """A recipe that mixes formats: the last matching rule decides, and most layers win."""
     cell = study.resolved["E3M4-adamw-0-1"]
     head = cell["rules"][0] | {"layers": "head", "weight": cell["rules"][0]["grad"]}
     mixed = cell | {"format": "mixed", "rules": [*cell["rules"], head]}
     plain = cell | {"format": "plain", "rules": [{"layers": "*", "weight": None}]}
-    other = dataclasses.replace(study, resolved={"a": mixed, "b": plain})
+    other = replace(study, resolved={"a": mixed, "b": plain})
     fmt, layers = weight_format(other, "mixed", ["blocks.0.mlp.up", "head", "blocks.0.attn.out", "head"])
     assert (fmt.name, layers) == ("E3M4", ["blocks.0.mlp.up", "blocks.0.attn.out"])
-    assert labelled("mixed", fmt) == "mixed (E3M4)" and labelled("E3M4", fmt) == "E3M4"
     assert weight_format(other, "plain", ["head"]) is None
 
 
@@ -208,7 +191,7 @@ def test_figures_are_drawn_though_somebody_has_the_signal_that_ends_a_pool(troub
     signal.setitimer(signal.ITIMER_REAL, 60)
     try:
         with handled(lambda *_: None):
-            assert len(draw(FIGURES[:4], troubled, comparison, tmp_path)) == len([*tmp_path.glob("*.svg")]) > 0
+            assert len(draw(report_figures()[:4], troubled, comparison, tmp_path)) == len([*tmp_path.glob("*.svg")]) > 0
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -246,15 +229,93 @@ def test_the_front_is_what_no_other_run_beats(higher_is_better) -> None:
 
 
 def test_bytes_are_shown_where_runs_differ_in_them(study, comparison) -> None:
-    (spec,) = [spec for spec in FIGURES if spec.name == "loss_against_bytes"]
+    spec = figure_of("loss_against_bytes")
     sizes = {name: 16.0 - i for i, name in enumerate(study.formats)}
     for column, shown in ((16.0, False), (study.cells["format"].map(sizes), True)):
-        own = dataclasses.replace(study, cells=study.cells.assign(**{BYTES: column}))
+        own = replace(study, cells=study.cells.assign(**{BYTES: column}))
         table = tables.results_table(own, comparison)
         heads = [column.head for column in table.columns]
         assert ("bytes" in heads) is shown and len(memory(own, comparison)) == (len(comparison.best) if shown else 0)
         with drawing():
             assert (spec.draw(own, comparison) is not None) is shown
         if shown:
-            for row in table.rows:
+            for row in texts(table):
                 assert float(row[heads.index("bytes")]) == sizes[row[0].strip("*")]
+
+
+# --- gains over a run ----------------------------------------------------------------------------------
+
+STEPS = (0, 10, 20, 40, 80)
+NOISE = (0.0, 0.01, -0.01)  # what an arm gains more with each seed
+
+
+def rises_and_falls(step: int) -> float:
+    return 0.1 if step == 20 else -0.2 if step == 80 else 0.0
+
+
+def course(lost: tuple[str, str, int] | None = None, seeds: int = 3) -> Study:
+    """An arm that gains as `rises_and_falls` says in E3M4, and nothing in bf16, at the first of two rates.
+
+    ``lost`` is a cell that diverged after a loss of 99.
+    """
+    losses = {
+        (entry, arm, rate): [None if (entry, arm, seed) == lost else 3 + rate for seed in range(seeds)]
+        for entry, arm, rate in itertools.product(("bf16", "E3M4"), ("adamw", "stiff"), (1, 2))
+    }
+    study = study_of(losses, {"adamw": ADAMW, "stiff": STIFF})
+    rows = []
+    for (entry, arm, rate), seed, step in itertools.product(losses, range(seeds), STEPS):
+        gain = (rises_and_falls(step) + NOISE[seed]) * ((entry, arm) == ("E3M4", "stiff"))
+        loss = 99.0 if (entry, arm, seed) == lost else 5 - 0.01 * step + 0.3 * seed + rate - gain
+        rows += [(entry, arm, seed, rate, step, np.nan, loss), (entry, arm, seed, rate, step + 5, 1.0, np.nan)]
+    columns = [*IDENTITY, "step", "train_loss", "val_loss"]
+    return replace(study, history=pd.DataFrame(rows, columns=columns))
+
+
+def test_a_gain_is_held_against_the_same_seed_after_the_same_step():
+    study = course()
+    found = courses(study, compare(study))
+    assert list(found) == [("E3M4", "stiff")], "in bf16 it has no spacing to follow"
+    for own in found.values():
+        assert list(own.index) == [10, 20, 40, 80], "before training nothing is gained"
+        for step, row in own.iterrows():
+            known = [-rises_and_falls(step) - noise for noise in NOISE]
+            assert row.to_numpy() == pytest.approx(known, abs=1e-12)
+
+
+def test_a_run_that_diverged_takes_part_in_no_gain():
+    study = course(("E3M4", "adamw", 1))
+    own = courses(study, compare(study))["E3M4", "stiff"]
+    assert own[1].isna().all() and own[[0, 2]].notna().all(axis=None)
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_the_figure_draws_the_mean_of_the_seeds_and_its_interval(seeds):
+    study = course(seeds=seeds)
+    spec = figure_of("gains_over_run")
+    with drawing():
+        figure = spec.draw(study, compare(study))
+    (axis,) = figure.axes
+    assert axis.get_title(loc="left") == "E3M4", "in bf16 the optimizer is its plain form"
+    drawn = [line.get_ydata() for line in axis.lines]
+    means = [-rises_and_falls(step) - np.mean(NOISE[:seeds]) for step in STEPS[1:]]
+    assert any(len(line) == len(means) and line == pytest.approx(means) for line in drawn)
+    known = stats.t.interval(0.95, 2, means[-1], 0.01 / np.sqrt(3)) if seeds > 1 else ()
+    ends = {y for band in axis.collections for path in band.get_paths() for x, y in path.vertices if x == STEPS[-1]}
+    assert all(any(y == pytest.approx(end) for y in ends) for end in known)
+
+
+def test_an_interval_that_is_wide_early_in_the_run_hides_no_line():
+    study = course()
+    wild = (study.history["step"] == 10) & (study.history["optimizer"] == "stiff") & (study.history["format"] == "E3M4")
+    shift = study.history["seed"].map({0: 50.0, 1: -50.0, 2: 0.0})
+    history = study.history.assign(val_loss=study.history["val_loss"] + shift * wild)
+    study = replace(study, history=history)
+    spec = figure_of("gains_over_run")
+    with drawing():
+        figure = spec.draw(study, compare(study))
+    assert max(end for path in figure.axes[0].collections[0].get_paths() for _, end in path.vertices) > 50
+    means = [-rises_and_falls(step) - np.mean(NOISE) for step in STEPS[1:]]
+    for axis in figure.axes:
+        low, high = axis.get_ylim()
+        assert -1 < low < min(means) and max(means) < high < 1

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from altgrad.metrics import METRICS
 from altgrad.reporting.compare import compare
-from altgrad.reporting.flags import named, raised
 
 
 def loss(project: Path, key: str) -> float:
@@ -71,12 +68,3 @@ def test_learning_rates_are_compared_on_the_seeds_that_they_share(made) -> None:
 def test_a_rate_that_lost_all_its_seeds_is_never_the_best(made) -> None:
     lost = {f"bf16-adamw-{seed}-1": 40 for seed in (0, 1)}
     assert row(compare(made(["bf16"], lr_scales=(0.25, 1), diverged=lost)).best, format="bf16")["lr_scale"] == 0.25
-
-
-def test_flags_are_raised_beyond_a_limit_and_only_there(study) -> None:
-    flags = raised(study)
-    above = flags["value"] > flags["limit"]
-    assert (above | (flags["what"] == named(METRICS["grad_snr_db"], "weight_grad"))).all()
-    rows = study.monitors
-    more = raised(replace(study, monitors=rows.assign(value=rows["value"] + 100 * (rows["metric"] == "kurtosis"))))
-    assert len(more) - len(flags) == len(study.cells[study.cells["status"] != "missing"])

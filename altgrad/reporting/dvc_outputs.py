@@ -1,0 +1,198 @@
+"""Numbers and tables for DVC and other programs: metrics.json, summary.json, results.csv, and plots/.
+
+Every table of plots/ has format, optimizer, seed and lr_scale as its first columns, so that one plot serves ``dvc plots
+show`` (many formats, one revision) and ``dvc plots diff`` (many revisions). The Vega-Lite templates in ``.dvc/plots``
+read these columns. The command ``python -m altgrad.reporting.dvc_outputs`` writes the script that shows DVC's page of
+plots without a network; it has 0.9 MB, so the repository does not hold it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from altgrad.common.files import replacing, write_json, write_text
+from altgrad.reporting import optimizer_roles as roles
+from altgrad.reporting.compare import Comparison, late
+from altgrad.reporting.decision_rule import UNTESTED
+from altgrad.reporting.hypotheses import BEYOND, CONTROL, COST, GAIN, MATCHED
+from altgrad.reporting.load import COMPLETED, DIVERGED, IDENTITY, MISSING, Study
+from altgrad.reporting.markdown import as_json, shown
+from altgrad.reporting.statistics import Difference
+from altgrad.reporting.summary import ranked
+
+PRIMARY = "primary"  # the column of the primary metric
+LAYER_ROLES = ("weight", "input", "grad")
+LAYER_METRICS = ["sqnr_db", "underflow_frac", "overflow_frac"]
+VEGA_LITE = "5.21"  # the last version of the major version that the templates name
+
+
+def write_outputs(study: Study, comparison: Comparison, flags: int, out: Path) -> None:
+    """Write metrics.json, summary.json, results.csv and plots/ into ``out``; ``flags`` is how many were raised."""
+    write_json(out / "metrics.json", metrics(study, comparison))
+    write_json(out / "summary.json", numbers(study, comparison, flags))
+    tables = {"results": compared(study, comparison)} | {f"plots/{name}": table(study) for name, table in PLOTS.items()}
+    for name, table in tables.items():
+        with replacing(out / f"{name}.csv") as path:
+            table.to_csv(path, index=False, lineterminator="\n", float_format="%.7g")
+
+
+def metrics(study: Study, comparison: Comparison) -> dict[str, Any]:
+    """Return the numbers of metrics.json, each a column of ``dvc exp show``, with four decimals; null for none.
+
+    They are counts of runs, the primary metric of the baseline (of every entry in a grid without a baseline), and Δ and
+    ΔΔ of each quantized format. Δ is the difference to the baseline under the baseline optimizer. ΔΔ is the
+    format-specific effect of the first optimizer that follows the spacing, where the grid has the unquantized control.
+    """
+    plain, arm = comparison.reference or study.optimizers[0], _headline_arm(study, comparison)
+    table = comparison.best[comparison.best["optimizer"] == plain].set_index("format")
+    entries = study.formats if study.baseline is None else [study.baseline]
+    quantized = [entry for entry in study.formats if roles.is_quantized(study, entry)]
+    counts = {status: len(study.of_status(status)) for status in (DIVERGED, MISSING)}
+    columns = {
+        study.primary.final.partition("_")[2]: {entry: _rounded(table["primary"][entry]) for entry in entries},
+        "Δ": {entry: _mean(table["difference"][entry]) for entry in quantized if entry not in entries},
+        "ΔΔ": {
+            row.format: _mean(row.beyond and row.beyond.difference) for row in comparison.gains.itertuples()
+            if row.optimizer == arm and pd.notna(row.twin) and row.format in quantized
+        },
+    }  # fmt: skip
+    return {"runs": len(study.cells), **counts, **{name: values for name, values in columns.items() if values}}
+
+
+def _headline_arm(study: Study, comparison: Comparison) -> str | None:
+    """Return the first optimizer that follows the spacing and is no control, else the first that is no control."""
+    arms = {name: study.arm(name) for name in comparison.references}
+    methods = [name for name, arm in arms.items() if not roles.is_control(arm)]
+    return min(methods, key=lambda name: not roles.follows_spacing(arms[name]), default=None)
+
+
+def _mean(difference: Difference | None) -> float | None:
+    return None if difference is None else _rounded(difference.mean)
+
+
+def _rounded(value: float) -> float | None:
+    return round(value, 4) + 0.0 if shown(value) else None  # + 0.0: no minus zero
+
+
+def numbers(study: Study, comparison: Comparison, flags: int) -> dict[str, Any]:
+    """Return the numbers of summary.json: numbers, names and nulls, with the same keys whatever completed.
+
+    The primary metric and ``delta_format``, its difference to the baseline format, are means over seeds at each
+    optimizer's best learning rate. ``delta_optimizer`` is the difference to the reference optimizer, and
+    ``delta_format_specific`` the format-specific effect. ``best`` is the quantized run at the top of the report's
+    ranking, ``noise_floor`` half the 95 % interval of a cost, the median, and ``flags`` how many were raised.
+    """
+    best, gains, column = comparison.best, comparison.gains, study.primary.final
+    counts = {status: len(study.of_status(status)) for status in (COMPLETED, DIVERGED, MISSING)}
+    first = next(iter(ranked(study, comparison)), None)
+    entry, optimizer, _ = first or (None, None, None)
+    return {
+        "cells": {"total": len(study.cells), **counts},
+        "best": {
+            "format": entry, "optimizer": optimizer,
+            column: first and as_json(comparison.runs.of_run(first).mean()),
+        },
+        column: _nested(best, best["primary"]),
+        "delta_format": _nested(best, [row and row.mean for row in best["difference"]]),
+        "delta_optimizer": _nested(gains, [claim and claim.difference.mean for claim in gains["claim"]]),
+        "delta_format_specific": _nested(gains, [claim and claim.difference.mean for claim in gains["beyond"]]),
+        "noise_floor": as_json(comparison.noise_floor),
+        "flags": flags,
+    }  # fmt: skip
+
+
+def _nested(table: pd.DataFrame, values: Any) -> dict[str, dict[str, float | None]]:
+    """Return ``{format: {optimizer: value}}`` in the table's order."""
+    nested: dict[str, dict[str, float | None]] = {}
+    for name, optimizer, value in zip(table["format"], table["optimizer"], values, strict=True):
+        nested.setdefault(name, {})[optimizer] = as_json(value)
+    return nested
+
+
+def compared(study: Study, comparison: Comparison) -> pd.DataFrame:
+    """Return results.csv: a row per comparison of the report, with its paired t-test alone and its result.
+
+    ``delta`` is the loss of ``optimizer`` in ``format`` minus that of ``against``. A format-specific effect is the gain
+    minus that in the unquantized control, ``against``. ``p_adjusted`` is empty where nothing was tested.
+    """
+    rows = []
+    for (kind, entry, *arms), claim in comparison.answers.claims.items():
+        arm, delta = arms[0] if arms else comparison.reference, claim.difference
+        reference = comparison.references.get(str(arm))
+        against = {COST: study.baseline, BEYOND: roles.unquantized_control(study, entry, arm or ""), GAIN: reference,
+                   CONTROL: arms[-1] if arms else None, MATCHED: reference}[kind]  # fmt: skip
+        half = delta.half_width
+        rows.append((
+            kind, entry, arms[-1] if kind == MATCHED else arm, against, delta.n, delta.mean, delta.mean - half,
+            delta.mean + half, delta.mean / delta.error if delta.sd > 0 else None, claim.alone,
+            None if claim.outcome in UNTESTED else claim.adjusted, claim.outcome, claim.exploratory,
+        ))  # fmt: skip
+    columns = ["comparison", "format", "optimizer", "against", "seeds", "delta", "ci_low_alone", "ci_high_alone",
+               "t_alone", "p_alone", "p_adjusted", "result", "exploratory"]  # fmt: skip
+    return pd.DataFrame(rows, columns=columns)
+
+
+def training_table(study: Study) -> pd.DataFrame:
+    """Return a row per logged step of every run: training loss, gradient norm, clipping, learning rate."""
+    columns = [*IDENTITY, "outcome", "step", "tokens", "lr", "train_loss", "grad_norm", "clipped_frac"]
+    unit = study.primary.unit if study.primary.in_nats else "nats per label"
+    return _with_outcome(study, study.history.dropna(subset="train_loss"))[columns].assign(
+        measure="training loss", unit=unit
+    )
+
+
+def validation_table(study: Study) -> pd.DataFrame:
+    """Return a row per evaluation: the primary metric, and its difference to the baseline's of that seed and step."""
+    history = study.history.assign(**{PRIMARY: study.history[study.primary.on_validation]}).dropna(subset=PRIMARY)
+    table = _with_outcome(study, history)[[*IDENTITY, "outcome", "step", PRIMARY]]
+    keys = ["optimizer", "seed", "lr_scale", "step"]
+    baseline = table[table["format"] == study.baseline].set_index(keys)[PRIMARY]
+    table["delta_to_baseline"] = table[PRIMARY].to_numpy() - baseline.reindex(
+        pd.MultiIndex.from_frame(table[keys])
+    ).to_numpy(dtype="float64")
+    return table.assign(measure=f"validation {study.primary.noun}", unit=study.primary.unit, baseline=study.baseline)
+
+
+def results_table(study: Study) -> pd.DataFrame:
+    """Return a row per completed cell: the primary metric."""
+    metric = study.primary
+    completed = study.of_status(COMPLETED).rename(columns={metric.final: PRIMARY})
+    split = "test" if metric.final.startswith("test_") else "validation"
+    better = "higher" if metric.higher_is_better else "lower"
+    table = completed[[*IDENTITY, PRIMARY]].reset_index(drop=True)
+    return table.assign(measure=f"{split} {metric.noun}", unit=metric.unit, better=better)
+
+
+def layers_table(study: Study) -> pd.DataFrame:
+    """Return a row per cell, layer and role: the mean of each health metric over the second half of the run."""
+    rows = late(study.monitors[study.monitors["role"].isin(LAYER_ROLES)])
+    rows = rows[rows["metric"].isin(LAYER_METRICS)]
+    table = rows.pivot_table(index=[*IDENTITY, "layer", "role"], columns="metric", values="value", sort=False)
+    return table.reindex(columns=LAYER_METRICS).rename_axis(columns=None).reset_index()
+
+
+def _with_outcome(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with the ``outcome`` of their run: a plot leaves diverged runs out of its means."""
+    outcomes = study.cells.rename(columns={"status": "outcome"})[[*IDENTITY, "outcome"]]
+    return rows.merge(outcomes, on=IDENTITY, how="left")
+
+
+PLOTS = {"training": training_table, "validation": validation_table, "results": results_table, "layers": layers_table}
+
+
+def write_vega(folder: Path) -> Path:
+    """Write Vega, Vega-Lite and Vega-Embed as one script, ``folder/vega.js``, and return its path."""
+    import vl_convert  # which a report does not need
+
+    bundle = vl_convert.javascript_bundle(vl_version=VEGA_LITE)  # type: ignore[call-arg] # the stub lacks a default
+    path = folder / "vega.js"
+    # In a function, since its many short names would collide with the variables of DVC's own scripts.
+    write_text(path, "(function () {\n" + bundle + "\n})();\n")
+    return path
+
+
+if __name__ == "__main__":
+    print(write_vega(Path(".dvc/plots")))
