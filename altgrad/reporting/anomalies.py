@@ -51,15 +51,10 @@ RUN, BAND, PEER = "#D55E00", "#0072B2", "#999999"  # colours
 
 @dataclass(frozen=True)
 class Case:
-    """A run and its first anomaly.
+    """A run by its key, how it ended (a clause), and its first anomaly.
 
-    Attributes:
-        key: the run's.
-        ended: how it ended, a clause.
-        anomaly: the first anomaly.
-        run, peers: the measurements of the run, and of the healthy runs that it is compared with.
-        group: what those have in common with it, in words.
-        rows: a sentence on the rows of a layer in which a divergence began, "" where they are not known.
+    ``run`` and ``peers`` are the measurements of the run and of the healthy runs that it is compared with, ``group``
+    says what these have in common with it. ``rows`` is a sentence on the rows of a layer in which a divergence began.
     """
 
     key: str
@@ -68,7 +63,7 @@ class Case:
     run: Trace
     peers: Peers
     group: str
-    rows: str = ""
+    rows: str
 
 
 def cases(study: Study) -> Iterator[Case]:
@@ -193,9 +188,6 @@ def _value(first: Excursion) -> str:
     if np.isnan(first.low):
         return f"{value}, beyond the limit of {METRICS[first.metric].bound.of(first.layer):g}"
     return f"{value}, where healthy runs have {significant(first.low)} to {significant(first.high)}{unit}"
-
-
-# --- one run, explained -------------------------------------------------------------------------------
 
 
 def main(arguments: list[str]) -> None:

@@ -153,9 +153,6 @@ def _gains(study: Study, references: Mapping[str, str], answers: Answers) -> pd.
     return pd.DataFrame(rows, columns=columns)
 
 
-# --- the rows that figures and tables show -------------------------------------------------------------
-
-
 def among(frame: pd.DataFrame, runs: pd.DataFrame, keys: Sequence[str] = IDENTITY) -> pd.Series:
     """Return a mask of the rows of ``frame`` that equal a row of ``runs`` in the columns ``keys``."""
     known = pd.MultiIndex.from_frame(runs[list(keys)])

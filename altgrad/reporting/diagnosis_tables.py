@@ -174,9 +174,6 @@ def updates_table(study: Study, comparison: Comparison) -> Table | None:
     return Table([words("arm"), *(Column(name) for name in formats)], body, note)
 
 
-# --- flags ----------------------------------------------------------------------------------------------
-
-
 def raised(study: Study) -> pd.DataFrame:
     """Return a row per value beyond the limit of its metric, of the monitors and of the diagnoses.
 

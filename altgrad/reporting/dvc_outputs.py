@@ -85,31 +85,23 @@ def numbers(study: Study, comparison: Comparison, flags: int) -> dict[str, Any]:
     ``delta_format_specific`` the format-specific effect. ``best`` is the quantized run at the top of the report's
     ranking, ``noise_floor`` half the 95 % interval of a cost, the median, and ``flags`` how many were raised.
     """
-    table = comparison.best
-    gaps = [None if row is None else row.mean for row in table["difference"]]
-    changes = [None if claim is None else claim.difference.mean for claim in comparison.gains["claim"]]
-    beyond = [None if claim is None else claim.difference.mean for claim in comparison.gains["beyond"]]
+    best, gains, column = comparison.best, comparison.gains, study.primary.final
+    counts = {status: len(study.of_status(status)) for status in (COMPLETED, DIVERGED, MISSING)}
+    first = next(iter(ranked(study, comparison)), None)
+    entry, optimizer, _ = first or (None, None, None)
     return {
-        "cells": {
-            "total": len(study.cells),
-            **{status: len(study.of_status(status)) for status in (COMPLETED, DIVERGED, MISSING)},
+        "cells": {"total": len(study.cells), **counts},
+        "best": {
+            "format": entry, "optimizer": optimizer,
+            column: first and as_json(comparison.runs.of_run(first).mean()),
         },
-        "best": _best(study, comparison),
-        study.primary.final: _nested(table, table["primary"]),
-        "delta_format": _nested(table, gaps),
-        "delta_optimizer": _nested(comparison.gains, changes),
-        "delta_format_specific": _nested(comparison.gains, beyond),
+        column: _nested(best, best["primary"]),
+        "delta_format": _nested(best, [row and row.mean for row in best["difference"]]),
+        "delta_optimizer": _nested(gains, [claim and claim.difference.mean for claim in gains["claim"]]),
+        "delta_format_specific": _nested(gains, [claim and claim.difference.mean for claim in gains["beyond"]]),
         "noise_floor": as_json(comparison.noise_floor),
         "flags": flags,
-    }
-
-
-def _best(study: Study, comparison: Comparison) -> dict[str, Any]:
-    runs, column = ranked(study, comparison), study.primary.final
-    if not runs:
-        return {"format": None, "optimizer": None, column: None}
-    name, optimizer, _ = runs[0]
-    return {"format": name, "optimizer": optimizer, column: as_json(comparison.runs.of_run(runs[0]).mean())}
+    }  # fmt: skip
 
 
 def _nested(table: pd.DataFrame, values: Any) -> dict[str, dict[str, float | None]]:

@@ -1,6 +1,6 @@
-"""Which of the conditions of a fair comparison this grid satisfies, with the number or the reason for each.
+"""The conditions of a fair comparison: which ones a grid meets, with the number or the reason for each.
 
-A condition stands here only if a grid can fail it.
+Every condition is one that a grid can fail.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from altgrad.reporting.markdown import listed, plural, significant
 from altgrad.reporting.tuning import Tuning
 
 YES, NO, PARTLY, OPEN = "yes", "no", "partly", "does not apply"
-Met = tuple[str, str]  # which of these, and why
+Met = tuple[str, str]  # one of these, and why
 UNAWARE = OPEN, "no geometry-aware optimizer in this grid"
 
 
 def conditions(study: Study, comparison: Comparison, tuning: Tuning | None = None) -> dict[str, Met]:
-    """Return the conditions by name, in a fixed order; ``tuning`` is an earlier run that fixed the learning rates."""
+    """Return the conditions by name, in a fixed order; ``tuning`` is an earlier study that fixed the learning rates."""
     arms = {name: study.arm(name) for name in study.optimizers}
     others, aware = roles.aware(study), any(map(roles.follows_spacing, arms.values()))
     matched = listed([name for name, arm in arms.items() if arm.get("match_rms")])
@@ -56,25 +56,26 @@ def conditions(study: Study, comparison: Comparison, tuning: Tuning | None = Non
 
 
 def _some(good: int, of: int) -> str:
-    """Return whether all, some or none are good."""
+    """Return whether a condition is met that is good for ``good`` members of ``of``."""
     return YES if good == of else PARTLY if good else NO
 
 
 def _tuned(study: Study, comparison: Comparison) -> Met:
+    """Return whether the best of the grid's learning rates lies between others, for each optimizer and format."""
     best = comparison.best
     edge, lost = best[best["bracket"] == "unbracketed"], best[best["bracket"] == "none completed"]
     reasons = [f"{len(study.lr_scales)} learning rates for every optimizer"]
     if len(edge):
         arms = [f"{row.format} {row.optimizer} at {row.lr_scale:g}" for row in edge.itertuples()]
         reasons.append(f"optimum at an edge: {listed(arms)}")
-    if len(lost):  # their best rate is one that was put down for want of a loss
+    if len(lost):  # without a loss, their best rate means nothing
         arms = [f"{row.format} {row.optimizer}" for row in lost.itertuples()]
         reasons.append(f"completed at no rate: {listed(arms)}")
     return _some(len(best) - len(edge) - len(lost), len(best)), "; ".join(reasons)
 
 
 def _tuned_before(study: Study, tuning: Tuning | None) -> Met:
-    """Whether the one rate of each arm is the best that an earlier run found, between others that it tried."""
+    """Return whether the learning rate of each optimizer is the best of those that an earlier study tried."""
     if tuning is None:
         return NO, f"one learning rate for each optimizer in this grid (scale {study.lr_scales[0]:g})"
     good, bad = [], []
@@ -90,13 +91,13 @@ def _tuned_before(study: Study, tuning: Tuning | None) -> Met:
             bad.append(f"{arm}: {rate:g}, at the edge of the rates tried")
         else:
             good.append(f"{arm} {rate:g} of {tuned.rates[0]:g} to {tuned.rates[-1]:g}")
-    seeds = f"seeds {listed([str(seed) for seed in tuning.seeds])}"
-    reason = "; ".join([*bad, *([f"on {seeds} and {listed(list(tuning.entries))}: {listed(good)}"] if good else [])])
+    seeds = f"seeds {listed(map(str, tuning.seeds))}"
+    reason = "; ".join([*bad, *([f"on {seeds} and {listed(tuning.entries)}: {listed(good)}"] if good else [])])
     return _some(len(good), len(study.optimizers)), reason
 
 
 def _seeds(comparison: Comparison) -> Met:
-    """Whether every comparison is over enough seeds: a seed counts where all of its runs completed."""
+    """Return whether every comparison has enough seeds; a seed counts if all of its runs completed."""
     if comparison.answers.paired_seeds is None:
         return OPEN, "no two runs are compared on a seed that both completed"
     fewest, most = comparison.answers.paired_seeds
@@ -106,7 +107,7 @@ def _seeds(comparison: Comparison) -> Met:
 
 
 def _text(study: Study, comparison: Comparison) -> Met:
-    """Whether runs are compared on enough documents, and which differences their seeds would have shown there."""
+    """Return whether runs are compared on enough documents, and which differences the seeds would have shown there."""
     splits = study.corpus.get("splits")
     if splits is None or any("eval_sequences" not in cell["train"] for cell in study.resolved.values()):
         return OPEN, "not known: other programs trained the runs"
@@ -114,20 +115,20 @@ def _text(study: Study, comparison: Comparison) -> Met:
         (cell["train"]["eval_sequences"], cell["model"]["context"], cell.get("task", {}).get("chunks"))
         for cell in study.resolved.values()
     }
-    found = [ComparedOn.of_splits(splits, *settings) for settings in sorted(read)]
-    good = sum(text.enough for text in found)
-    few = "" if good == len(found) else f", fewer than {FEWEST}"
+    texts = [ComparedOn.of_splits(splits, *settings) for settings in sorted(read)]
+    good = sum(text.enough for text in texts)
+    few = "" if good == len(texts) else f", fewer than {FEWEST}"
     visible = [result.visible for result in comparison.answers.claims.values() if math.isfinite(result.visible)]
     ends = list(dict.fromkeys(significant(end(visible)) for end in (min, max))) if visible else []
     seen = "how large a difference must be to be seen is not known" if not ends else (
         f"there a difference is seen nine times in ten if it is {' to '.join(ends)} {study.primary.unit} or more"
         f"{', by comparison' * (len(ends) > 1)}".replace("  ", " ")
     )  # fmt: skip
-    return _some(good, len(found)), f"{listed([str(text) for text in found])}{few}; {seen}"
+    return _some(good, len(texts)), f"{listed(map(str, texts))}{few}; {seen}"
 
 
 def _one_machine(study: Study) -> Met:
-    """Whether what is compared was trained where the same cell gives the same bits."""
+    """Return whether the runs of a seed were trained on one class of machine, where a cell gives the same bits."""
     of_seed: dict[int, set[str]] = {}
     for key, timing in study.timing.items():
         versions = timing.get("versions", {})
@@ -158,9 +159,9 @@ def _full_schedule(study: Study) -> Met:
     short = completed[completed["steps"] < completed["planned_steps"]]
     lengths = sorted(set(study.cells["planned_steps"].astype(int)))
     if len(short):
-        return NO, f"stopped early: {listed(list(short.index))}"
+        return NO, f"stopped early: {listed(short.index)}"
     if len(lengths) > 1:
-        return PARTLY, f"runs have schedules of different length: {listed([str(n) for n in lengths])} steps"
+        return PARTLY, f"runs have schedules of different length: {listed(map(str, lengths))} steps"
     return YES, f"{lengths[0]} steps in every completed run"
 
 
@@ -172,20 +173,21 @@ def _referred(others: list[str], comparison: Comparison) -> Met:
 
 
 def _settings(study: Study, comparison: Comparison) -> Met:
-    """Whether arms differ from their references in anything that is not the question."""
+    """Return whether optimizers have the settings of their references, apart from the update rule."""
     if not comparison.references:
         return OPEN, "no optimizer has a reference"
-    found = []
+    different = []
     for arm, reference in comparison.references.items():
-        own, base = study.arm(arm), study.arm(reference)
-        changed = [f"{key} {own.get(key)} for {base.get(key)}" for key in roles.SHARED if own.get(key) != base.get(key)]
-        found += [f"{arm}: {listed(changed)}"] if changed else []
-    same = len(comparison.references) - len(found)
-    return _some(same, same + len(found)), "; ".join(found) or f"the same {listed(roles.SHARED)} in each"
+        method, base = study.arm(arm), study.arm(reference)
+        values = {key: (method.get(key), base.get(key)) for key in roles.SHARED}
+        changed = [f"{key} {a} for {b}" for key, (a, b) in values.items() if a != b]
+        different += [f"{arm}: {listed(changed)}"] if changed else []
+    pairs = len(comparison.references)
+    return _some(pairs - len(different), pairs), "; ".join(different) or f"the same {listed(roles.SHARED)} in each"
 
 
 def _decay(study: Study) -> Met:
-    """Whether decay alone leaves the same share of a weight in every arm."""
+    """Return whether weight decay alone leaves the same share of a weight with every optimizer."""
     if any("warmup" not in cell["train"] for cell in study.resolved.values()):
         return PARTLY, "not known: other programs trained the runs, by schedules of their own"
     kept: dict[str, set[str]] = {}

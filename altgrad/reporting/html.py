@@ -106,9 +106,6 @@ def links_of(study: Study) -> dict[str, str]:
     )
 
 
-# --- the page of all runs -----------------------------------------------------------------------------
-
-
 def to_cells_page(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> str:
     """Return cells.html, each run at the address ``cells.html#KEY``; ``flags`` and ``cases`` are the report's."""
     # A "<" would end the script element that holds it, whatever stands around it.
@@ -126,7 +123,9 @@ def contents(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> dict[s
     )
     names, known = list(study.summary["metric"].unique()), METRICS | study.metrics
     causes = {case.key: " ".join(sentences(case)) for case in cases}
-    columns = _results(study)
+    primary = study.primary.final
+    columns = dict.fromkeys([primary, *(name for name in ON_TEST.values() if name in study.cells), *RESULTS])
+    results = [name for name in columns if name == primary or study.cells[name].notna().any()]
     cells = []
     for key, cell in study.cells.iterrows():
         run: dict[str, Any] = {
@@ -141,7 +140,7 @@ def contents(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> dict[s
         summary = summaries[identity].set_index("metric")["value"] if identity in summaries else {}
         run |= {
             "outcome": {name: cell[name] for name in OUTCOME if cell[name] != "" and cell[name] == cell[name]},
-            "results": {name: as_json(cell[name]) for name in columns},
+            "results": {name: as_json(cell[name]) for name in results},
             "curve": _curve(histories[identity], study.primary.on_validation),
             "summary": [as_json(summary.get(name), 6) for name in names],
         }
@@ -162,13 +161,6 @@ def contents(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> dict[s
         ],
         "cells": cells,
     }  # fmt: skip
-
-
-def _results(study: Study) -> list[str]:
-    """Return the columns of results that any run has, the primary metric first."""
-    primary = study.primary.final
-    columns = dict.fromkeys([primary, *(name for name in ON_TEST.values() if name in study.cells), *RESULTS])
-    return [name for name in columns if name == primary or study.cells[name].notna().any()]
 
 
 def _curve(history: pd.DataFrame, value: str) -> list[list[float | None]]:

@@ -145,7 +145,9 @@ def load_study(data: Path) -> Study:
                 switches[key] = metrics["switches"]
             defined |= diagnosis.get("metrics", {})  # a kept study need not have them
             for name, table in _tables(runs_dir / key, diagnosis, diag_dir / f"{key}.parquet").items():
-                parts[name].append(_identified(table, identity))
+                repeated = {column: pa.repeat(pa.scalar(value), len(table)) for column, value in identity.items()}
+                columns_of = dict(zip(table.column_names, table.columns, strict=True))
+                parts[name].append(pa.table(repeated | columns_of))
     cells = pd.DataFrame(rows, columns=["key", *IDENTITY, *TEXTS, *numbers]).set_index("key")
     cells = cells.astype(dict.fromkeys(numbers, "float64")).fillna(dict.fromkeys(TEXTS, ""))
     return Study(
@@ -192,12 +194,6 @@ def _at_last_step(table: pa.Table) -> pa.Table:
     last = np.full(codes.max(initial=-1) + 1, -np.inf)
     np.maximum.at(last, codes, steps)
     return table.filter(pa.array(steps == last[codes]))
-
-
-def _identified(table: pa.Table, identity: dict[str, Any]) -> pa.Table:
-    """Return ``table`` with the cell's identity as its first columns."""
-    repeated = {name: pa.repeat(pa.scalar(value), len(table)) for name, value in identity.items()}
-    return pa.table(repeated | dict(zip(table.column_names, table.columns, strict=True)))
 
 
 def _frame(tables: list[pa.Table], columns: list[str]) -> pd.DataFrame:

@@ -122,9 +122,6 @@ def named_runs(text: str, links: Mapping[str, str]) -> str:
     return NAMED.sub(linked, text)
 
 
-# --- numbers and lists ------------------------------------------------------------------------------
-
-
 def shown(value: float | None) -> TypeGuard[float]:
     """Return whether there is a finite number to show."""
     return value is not None and math.isfinite(value)

@@ -23,17 +23,7 @@ from altgrad.reporting.fairness import conditions
 from altgrad.reporting.figures import SECTIONS, draw, report_figures
 from altgrad.reporting.html import links_of, to_cells_page, to_html
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study, every_rule, load_study, prune
-from altgrad.reporting.markdown import (
-    RUNS,
-    Block,
-    Picture,
-    integer,
-    listed,
-    plural,
-    significant,
-    to_markdown,
-    without_runs,
-)
+from altgrad.reporting.markdown import Block, Picture, integer, listed, plural, significant, to_markdown, without_runs
 from altgrad.reporting.simulate import worst_rate
 from altgrad.reporting.summary import headline, summary, title
 from altgrad.reporting.tuning import Tuning, load_tuning
@@ -60,41 +50,25 @@ def write_report(data: Path, out: Path, revision: str | None, experiments: Seque
     comparison = compare(study)
     flags = diagnosis_tables.raised(study)
     pictures = draw(report_figures(), study, comparison, out / "figures")
-    chance = worst_rate(out / "simulation.csv", study)
-    tuning = load_tuning(out / "study", study)
+    chance, tuning = worst_rate(out / "simulation.csv", study), load_tuning(out / "study", study)
     ended_badly = list(cases(study))
     text = to_markdown(report(study, comparison, ended_badly, pictures, revision, chance, tuning)) + "\n"
     write_text(out / "REPORT.md", without_runs(text))
     write_text(out / "index.html", to_html(text, out / "figures", links_of(study)))
-    write_text(out / RUNS, to_cells_page(study, flags, ended_badly))
+    write_text(out / "cells.html", to_cells_page(study, flags, ended_badly))
     write_outputs(study, comparison, len(flags), out)
     return headline(study, comparison).replace("**", "").replace("`", ""), proposal(study, experiments)
 
 
 def report(
-    study: Study,
-    comparison: Comparison,
-    ended_badly: Sequence[Case],
-    pictures: Mapping[str, Picture],
-    revision: str | None,
-    chance: float | None = None,
-    tuning: Tuning | None = None,
-) -> list[Block | None]:
-    """Return the blocks of the report, each section with its heading.
-
-    Args:
-        study, comparison: what is reported.
-        ended_badly: the runs that `altgrad.reporting.anomalies.cases` found.
-        pictures: the figures that were drawn, by name.
-        revision: see `write_report`.
-        chance: how often simulated studies like this one have a significant result without any effect.
-        tuning: the earlier study that fixed the learning rates.
-    """
-    figures: dict[str, list[Block | None]] = {
-        section: [pictures[spec.name] for spec in report_figures()
-                  if spec.section == section and spec.name in pictures and spec.name != FIRST]
-        for section in SECTIONS
-    }  # fmt: skip
+    study: Study, comparison: Comparison, ended_badly: Sequence[Case], pictures: Mapping[str, Picture],
+    revision: str | None, chance: float | None, tuning: Tuning | None,
+) -> list[Block | None]:  # fmt: skip
+    """Return the blocks of the report; ``chance`` is for `altgrad.reporting.summary.summary`."""
+    figures: dict[str, list[Block | None]] = {section: [] for section in SECTIONS}
+    for spec in report_figures():
+        if spec.name in pictures and spec.name != FIRST:
+            figures[spec.section].append(pictures[spec.name])
     name, question = title(study, comparison)
     page: list[Block | None] = [
         f"# {name}", f"**{question}**", headline(study, comparison), _no_baseline(study), _clamped(study),
@@ -113,9 +87,7 @@ def report(
         "The format's geometry and the loss's": [diagnosis_tables.geometry_table(study, comparison)],
         "Updates": [*figures["updates"], diagnosis_tables.updates_table(study, comparison)],
         "Loss curves": figures["curves"],
-        "Formats and recipe": [
-            tables.formats_table(study), tables.recipe_table(study), tables.changes_table(study),
-        ],
+        "Formats and recipe": [tables.formats_table(study), tables.recipe_table(study), tables.changes_table(study)],
         "What it was": [
             _scope(study), tables.machine_table(study, revision), tables.corpus_table(study),
             *tables.labels_table(study),
@@ -154,10 +126,9 @@ def _scope(study: Study) -> str:
     """Return what the grid is, and what one of its runs."""
     by_status = {status: len(study.of_status(status)) for status in (COMPLETED, DIVERGED, MISSING)}
     counts = [f"{count} {status}" for status, count in by_status.items() if count]
-    shape = [
-        plural(len(study.formats), "format"), plural(len(study.optimizers), "optimizer"),
-        plural(len(study.seeds), "seed"), plural(len(study.lr_scales), "learning rate"),
-    ]  # fmt: skip
+    nouns = ("format", "optimizer", "seed", "learning rate")
+    values = (study.formats, study.optimizers, study.seeds, study.lr_scales)
+    shape = [plural(len(members), noun) for noun, members in zip(nouns, values, strict=True)]
     text = f"The grid: {' × '.join(shape)} = {plural(len(study.cells), 'run')}, {listed(counts)}."
     completed = study.of_status(COMPLETED)
     if len(completed):
@@ -174,9 +145,6 @@ def _scope(study: Study) -> str:
     if by_status[MISSING]:
         text += " `dvc repro` runs what is missing or stale, and writes this report again."
     return text
-
-
-# --- what to run next -----------------------------------------------------------------------------------
 
 
 def proposal(study: Study, experiments: Sequence[str] = ()) -> str:

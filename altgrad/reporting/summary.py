@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from altgrad.reporting.decision_rule import (
 from altgrad.reporting.hypotheses import COST, GAIN
 from altgrad.reporting.load import Study
 from altgrad.reporting.markdown import NONE, Block, Column, Table, listed, number, plural, significant, words
-from altgrad.reporting.statistics import Contrast, Difference, Run, outlier
+from altgrad.reporting.statistics import Run, outlier
 from altgrad.reporting.tables import brief, cells, change, heads, p_value
 
 QUESTION = "Which 8-bit floating-point format gains most from geometry-aware updates, and why?"
@@ -187,34 +187,6 @@ def gains_table(study: Study, comparison: Comparison) -> Table | None:
     return Table(columns, rows, note).of_runs(runs)
 
 
-class Lowest(NamedTuple):
-    """A run at its best rate, its mean loss, its difference to the best run, and the p-value of that, NaN for none."""
-
-    run: Run
-    loss: float
-    difference: Difference | None
-    adjusted: float
-
-
-def lowest(study: Study, comparison: Comparison) -> list[Lowest]:
-    """Return the quantized runs in the order of `ranked`, with their differences to the first.
-
-    The first is picked by its loss, so every pair counts as a comparison: p is adjusted by Holm over all pairs.
-    """
-    ordered, runs = ranked(study, comparison), comparison.runs
-    contrasts: dict[tuple[Run, Run], Contrast] = {(a, b): {b: 1, a: -1} for a, b in itertools.combinations(ordered, 2)}
-    differences = {
-        pair: difference for pair, row in contrasts.items() if (difference := runs.difference(row)) is not None
-    }
-    levels = adjusted({pair: difference.p_value() for pair, difference in differences.items() if difference.sd > 0})
-    tested = {pair for pair in levels if differences[pair].n >= SEEDS and len(study.lr_scales) == 1}
-    return [
-        Lowest(run, float(runs.of_run(run).mean()), differences.get(pair), levels[pair] if pair in tested else math.nan)
-        for run in ordered
-        for pair in [(ordered[0], run)]
-    ]
-
-
 def ranked(study: Study, comparison: Comparison) -> list[Run]:
     """Return the quantized runs at their best rates of which a seed completed, the best mean loss first.
 
@@ -235,25 +207,32 @@ def ranked(study: Study, comparison: Comparison) -> list[Run]:
 
 
 def lowest_table(study: Study, comparison: Comparison) -> Table | None:
-    """Return the runs of the best loss, and how much each differs from the first; None for fewer than two."""
-    order = lowest(study, comparison)
+    """Return the runs of the best loss, and how much each differs from the first; None for fewer than two.
+
+    The first is picked by its loss, so every pair counts as a comparison: p is adjusted by Holm over all pairs.
+    """
+    order, runs, metric = ranked(study, comparison), comparison.runs, study.primary
     if len(order) < 2:
         return None
-    metric, first = study.primary, order[:SHOWN]
+    pairs = list(itertools.combinations(order, 2))
+    contrasts = {(a, b): runs.difference({b: 1, a: -1}) for a, b in pairs}
+    differences = {pair: difference for pair, difference in contrasts.items() if difference is not None}
+    levels = adjusted({pair: difference.p_value() for pair, difference in differences.items() if difference.sd > 0})
+    tested = {pair for pair in levels if differences[pair].n >= SEEDS and len(study.lr_scales) == 1}
+    first = {run: (order[0], run) for run in order[:SHOWN]}  # with its pair
+    with_p = not tested.isdisjoint(first.values())
     from_best = "minus the highest" if metric.higher_is_better else "above the lowest"
-    tested = any(row.adjusted == row.adjusted for row in first)
-    columns = [words(metric.entry), words("optimizer"), Column(from_best), *[Column("p")] * tested,
-               Column(metric.noun)]  # fmt: skip
+    columns = [words(metric.entry), words("optimizer"), Column(from_best), *[Column("p")] * with_p, Column(metric.noun)]
     rows = [
-        [f"**{row.run[0]}**", row.run[1], change(row.difference), *[p_value(row.adjusted)] * tested,
-         number(row.loss, 4)] for row in first
+        [f"**{run[0]}**", run[1], change(differences.get(pair)),
+         *[p_value(levels[pair] if pair in tested else None)] * with_p, number(runs.of_run(run).mean(), 4)]
+        for run, pair in first.items()
     ]  # fmt: skip
     note = f"The first {len(rows)} of {len(order)}"
-    pairs = plural(len(order) * (len(order) - 1) // 2, "pair")
-    note += f"; p adjusted over {'all ' if len(order) > 2 else ''}{pairs}." if tested else "."
+    note += f"; p adjusted over {'all ' if len(order) > 2 else ''}{plural(len(pairs), 'pair')}." if with_p else "."
     others = [f"`{entry}`" for entry in study.formats if not roles.is_quantized(study, entry)]
     note += f" Not ranked, without quantization: {listed(others)}." if others else ""
-    return Table(columns, rows, note).of_runs([{"format": row.run[0], "optimizer": row.run[1]} for row in first])
+    return Table(columns, rows, note).of_runs([{"format": run[0], "optimizer": run[1]} for run in first])
 
 
 def certainty(study: Study, comparison: Comparison, chance: float | None) -> str:

@@ -39,9 +39,6 @@ SPECIALS_IN_WORDS = {
 }
 
 
-# --- a result in a table -------------------------------------------------------------------------------
-
-
 def heads(delta: str) -> list[Column]:
     """Return the columns of `cells`."""
     return [Column(delta), words("result"), Column("p"), words("95 % CI"), Column("n")]
@@ -93,9 +90,6 @@ def brief(result: Result | None) -> str:
     if result is None or result.outcome == IDENTICAL:
         return NONE if result is None else IDENTICAL
     return f"{change(result.difference)} {interval(result.difference)} {outcome(result)}"
-
-
-# --- the tables --------------------------------------------------------------------------------------------
 
 
 def results_table(study: Study, comparison: Comparison) -> Table | None:
@@ -241,9 +235,6 @@ def corpus_table(study: Study) -> Table:
     rows = [[name, *(integer(splits[name][unit]) for unit in units)] for name in SPLITS if name in splits]
     note = f"Corpus `{study.corpus['corpus']}`, vocabulary {integer(study.corpus['vocab_size'])}."
     return Table([words("split"), *(Column(unit) for unit in units)], rows, note)
-
-
-# --- a study that classifies documents -----------------------------------------------------------------
 
 
 def against_words(study: Study, comparison: Comparison) -> str | None:

@@ -6,9 +6,11 @@ import argparse
 import itertools
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -16,9 +18,13 @@ from altgrad.common.console import called
 from altgrad.common.errors import UserError, run_stage
 from altgrad.common.files import replacing, write_text
 from altgrad.config import Params, load_params
+from altgrad.config.schema import Params
 from altgrad.reporting.figures.style import drawing, looks, panels, save
 from altgrad.reporting.markdown import Column, Picture, Table, listed, number, plural, to_markdown, words
 from altgrad.stability.search import Edge, Ladder, Search, edge_of
+
+if TYPE_CHECKING:
+    from altgrad.execution.executor import Task
 
 PARAMS, RUNS = Path("params.yaml"), Path("data/runs")
 OUT = Path("reports/stability")
@@ -77,9 +83,13 @@ def search(params: Params, ladder: Ladder, within: float, jobs: int | None) -> p
     pool, grid = local.LocalPool(jobs, *params.cell_takes), params.grid
     under_way = Search(grid.formats, grid.optimizers, grid.seeds, ladder, within)
     while needed := under_way.needed():
-        cells.run_cells(pool, lambda tasks, needed=needed: [task for task in tasks if task.key in needed])
+        cells.run_cells(pool, partial(_of, needed))
         under_way.judge(RUNS)
     return pd.DataFrame(under_way.rows(RUNS))
+
+
+def _of(keys: Container[str], tasks: list[Task]) -> list[Task]:
+    return [task for task in tasks if task.key in keys]
 
 
 def _trained(params: Params) -> str:

@@ -36,6 +36,8 @@ def test_the_updates_of_a_run_that_diverged_are_left_out(made, size: float) -> N
     binades = by_binade(recorded(study, comparison))
     study.monitors.drop(index=rows.index[lost], inplace=True)
     pd.testing.assert_frame_equal(binades, by_binade(recorded(study, comparison)))
+    study.cells["status"] = "completed"
+    assert "diverged" not in updates_table(study, comparison).note
 
 
 def test_an_arm_that_completed_no_run_has_no_updates_to_show(made) -> None:
@@ -43,11 +45,6 @@ def test_an_arm_that_completed_no_run_has_no_updates_to_show(made) -> None:
     study = made(["bf16", "E4M3", "E3M4"], ["adamw", "spacing_unmatched"], arms=ARMS, diverged=diverged)
     _, stiff = texts(updates_table(study, compare(study)))
     assert stiff == ["**spacing_unmatched**", "–", "0.70 / 1.5 / 80"]
-
-
-def test_nothing_is_said_of_runs_that_are_not_there(made) -> None:
-    study = made(["bf16", "E4M3"])
-    assert "diverged" not in updates_table(study, compare(study)).note
 
 
 def test_divergence_is_scipys_relative_entropy_of_runs_of_one_seed_and_layer(study, comparison) -> None:
@@ -113,11 +110,6 @@ def named(found: pd.DataFrame, role: str, metric: str) -> list[tuple[str, float,
     return list(zip(own["layer"], own["value"], own["limit"], strict=True))
 
 
-def with_limit(monkeypatch: pytest.MonkeyPatch, name: str, value: float, strict: float | None = None) -> None:
-    limit = Limit(METRICS[name].limit.above, value, strict)
-    monkeypatch.setitem(METRICS, name, replace(METRICS[name], limit=limit))
-
-
 @pytest.mark.parametrize(("role", "metric", "level"), WATCHED)
 def test_a_layer_is_flagged_when_any_pass_was_beyond_the_level(study, role, metric, level) -> None:
     beyond = level * BEYOND or 1.0
@@ -153,13 +145,6 @@ def test_a_watched_limit_may_be_one_below_and_stricter_in_some_layers(study, mon
     assert found == [("a", 0.8, 1.0), ("head", 1.5, 2.0)]
 
 
-def test_a_changed_limit_changes_the_flags(study, monkeypatch) -> None:
-    rows = [(1, "a", "output", "kurtosis", 4.0)]
-    assert named(raised(of_monitors(study, rows)), "output", "kurtosis") == []
-    with_limit(monkeypatch, "kurtosis", 3.0)
-    assert named(raised(of_monitors(study, rows)), "output", "kurtosis") == [("a", 4.0, 3.0)]
-
-
 def test_a_flag_of_a_diagnosis_is_named_by_its_metric_one_of_the_user_too(study) -> None:
     columns = [*IDENTITY, "layer", "metric", "value", "limit"]
     rows = pd.DataFrame([(*CELL, "a", name, 1.0, 2.0) for name in ("grad_snr_db", "mine")], columns=columns)
@@ -167,12 +152,3 @@ def test_a_flag_of_a_diagnosis_is_named_by_its_metric_one_of_the_user_too(study)
     found = raised(replace(study, flags=rows, metrics={"mine": own}))
     told = found[found["limit"] == 2.0]["what"].tolist()
     assert told == ["grad_snr_db of weight gradient (dB)", "mine of weights (ratio)"]
-
-
-def test_flags_are_raised_beyond_a_limit_and_only_there(study) -> None:
-    flags = raised(study)
-    above = flags["value"] > flags["limit"]
-    assert (above | (flags["what"] == flag_name(METRICS["grad_snr_db"], "weight_grad"))).all()
-    rows = study.monitors
-    more = raised(replace(study, monitors=rows.assign(value=rows["value"] + 100 * (rows["metric"] == "kurtosis"))))
-    assert len(more) - len(flags) == len(study.cells[study.cells["status"] != "missing"])

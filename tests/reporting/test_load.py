@@ -14,7 +14,7 @@ from altgrad.common.files import read_json, write_json
 from altgrad.config import UserError
 from altgrad.reporting import optimizer_roles as roles
 from altgrad.reporting import tables
-from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, prune
+from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, RUN_FILES, prune
 from tests.reporting.synthetic_project import SMALL, read, write_project
 
 KEY = "E3M4-adamw-0-1"
@@ -31,13 +31,9 @@ def test_cells_come_in_grid_order_with_their_status(study) -> None:
     assert study.cells.loc["E7M0-adamw-1-1", "status"] == DIVERGED
     assert study.cells.loc["E5M2-adamw-1-1", ["status", "reason"]].tolist() == [MISSING, "not trained"]
     assert len(study.of_status(COMPLETED)) == 12
-    assert study.formats == ["bf16", "E4M3", "E5M2", "E3M4", "E1M6", "E0M7", "E7M0"]
-
-
-def test_a_null_is_no_number_and_no_text(study) -> None:
     cell = study.cells.loc["E7M0-adamw-1-1"]
-    assert math.isnan(cell["val_loss"]) and cell["first_nonfinite"] == ""
-    assert cell["outcome_step"] == 40
+    assert math.isnan(cell["val_loss"]) and cell["first_nonfinite"] == "" and cell["outcome_step"] == 40
+    assert study.formats == ["bf16", "E4M3", "E5M2", "E3M4", "E1M6", "E0M7", "E7M0"]
 
 
 def test_frames_hold_the_cells_that_ran_and_no_others(study) -> None:
@@ -45,23 +41,16 @@ def test_frames_hold_the_cells_that_ran_and_no_others(study) -> None:
     for frame in (study.history, study.monitors, study.diagnosis, study.summary):
         seen = set(zip(frame["format"], frame["seed"], strict=True))
         assert seen == set(zip(ran["format"], ran["seed"], strict=True))
+    assert set(study.diagnosis["step"]) == {60.0}, "the last"
 
 
-def test_the_diagnosis_is_that_of_the_last_step(study) -> None:
-    assert set(study.diagnosis["step"]) == {60.0}
-
-
-@pytest.mark.parametrize("name", ["metrics.json", "history.csv", "monitors.parquet", "timing.json"])
-def test_a_run_without_one_of_its_files_is_missing(root: Path, name: str) -> None:
-    (root / "data/runs" / KEY / name).unlink()
-    cell = read(root).cells.loc[KEY]
-    assert cell["status"] == MISSING and name in cell["reason"]
-
-
-@pytest.mark.parametrize("suffix", ["json", "parquet"])
-def test_a_run_without_a_diagnosis_is_missing(root: Path, suffix: str) -> None:
-    (root / f"data/diag/{KEY}.{suffix}").unlink()
-    assert read(root).cells.loc[KEY, "reason"] == "trained but not diagnosed"
+@pytest.mark.parametrize(("name", "reason"), [
+    *((f"runs/{KEY}/{name}", f"incomplete run: no {name}") for name in RUN_FILES),
+    *((f"diag/{KEY}.{end}", "trained but not diagnosed") for end in ("json", "parquet")),
+])  # fmt: skip
+def test_a_run_without_one_of_its_files_is_missing(root: Path, name: str, reason: str) -> None:
+    (root / "data" / name).unlink()
+    assert read(root).cells.loc[KEY, ["status", "reason"]].tolist() == [MISSING, reason]
 
 
 def test_a_changed_setting_makes_the_old_run_missing(root: Path) -> None:
@@ -100,13 +89,9 @@ def test_prune_removes_what_left_the_grid_and_nothing_else(root: Path) -> None:
     removed = prune(data)
     assert [path.name for path in removed] == [f"{old}.json", f"{old}.parquet", old]
     assert set(data.rglob("*")) == before
-    assert prune(data) == []
-
-
-def test_prune_needs_no_folders_to_prune(root: Path) -> None:
     for folder in ("runs", "diag"):
-        shutil.rmtree(root / "data" / folder)
-    assert prune(root / "data") == []
+        shutil.rmtree(data / folder)
+    assert prune(data) == []
 
 
 def test_a_recipe_that_changes_is_described_with_what_it_changed_to_and_when(tmp_path: Path) -> None:
@@ -150,7 +135,3 @@ def test_each_recipe_of_a_grid_is_described_once(tmp_path: Path) -> None:
     assert (own[0], other[0]) == ("E3M4: `*`", "E5M2: `*`, the last 15 %")
     assert "float32 scale per tensor, stochastic rounding" in other[1]
     assert "Hadamard transform of 16" in other[-1] and "Hadamard" not in own[-1]
-
-
-def test_without_one_nothing_is_said_of_it(study) -> None:
-    assert tables.changes_table(study) is None

@@ -6,18 +6,24 @@ import hashlib
 import json
 import math
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 from PIL import Image
+from ruamel.yaml import YAML
 from scipy import stats
 
-from altgrad.common.files import read_json, write_json
-from altgrad.reporting.report import write_report
+from altgrad.common.files import read_json, read_yaml, write_json
+from altgrad.config import Resolver, load_params, write_grid
+from altgrad.reporting.load import Study, load_study
+from altgrad.reporting.report import proposal, write_report
 from tests.reporting.synthetic_project import SMALL, write_project
 
 DIVERGED = {"bf16-adamw-0-1": 40, "E3M4-adamw-0-1": 10}
@@ -75,15 +81,6 @@ def test_scales_that_clamp_the_heads_gradient_are_said_in_the_first_lines(roundi
     assert f"E8M0 scale by {rounding} per block of 32" in text
 
 
-@pytest.mark.parametrize("formats", [["E3M4"], ["bf16", "E3M4"]])
-def test_a_grid_without_its_baseline_says_so_in_the_first_lines(formats: list[str], tmp_path: Path) -> None:
-    write_project(tmp_path, formats, seeds=(0,), **SMALL)
-    write_report(tmp_path / "data", tmp_path / "out", None)
-    first = (tmp_path / "out/REPORT.md").read_text().split("\n## ")[0]
-    assert ("`grid.baseline` is `bf16`, which is not in `grid.formats`" in first) == ("bf16" not in formats)
-    assert ("No baseline" in (tmp_path / "out/index.html").read_text()) == ("bf16" not in formats)
-
-
 def digests(folder: Path) -> dict[str, str]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
@@ -120,14 +117,9 @@ def check(out: Path) -> None:
 
 def test_a_report_is_whole(report: Path) -> None:
     check(report)
+    results = pd.read_csv(report / "results.csv")
+    assert results["p_alone"].notna().any() and results["p_adjusted"].isna().all(), "two seeds make no test"
     assert (Path(__file__).parents[2] / "reports" / WHY).is_file()
-
-
-def test_the_table_of_results_adjusts_no_p_where_nothing_is_tested(tmp_path: Path) -> None:
-    write_project(tmp_path, ["bf16", "E7M0"], ["adamw"], seeds=(0, 1, 2), **SMALL)
-    write_report(tmp_path / "data", tmp_path, None)
-    found = pd.read_csv(tmp_path / "results.csv")
-    assert found["p_alone"].notna().all() and found["p_adjusted"].isna().all()
 
 
 def test_the_table_of_results_has_each_paired_t_test_alone(tmp_path: Path) -> None:
@@ -158,7 +150,10 @@ def test_every_kind_of_grid_gives_a_whole_report(settings: dict, tmp_path: Path)
     write_project(tmp_path, **SMALL | settings)
     write_report(tmp_path / "data", tmp_path / "reports", None)
     check(tmp_path / "reports")
-    assert "not a git checkout" in (tmp_path / "reports/REPORT.md").read_text()
+    text = (tmp_path / "reports/REPORT.md").read_text()
+    assert "not a git checkout" in text
+    lacks_baseline = "bf16" not in settings["formats"]
+    assert ("`grid.baseline` is `bf16`, which is not in `grid.formats`" in text.split("\n## ")[0]) == lacks_baseline
 
 
 @pytest.mark.parametrize("roles", [[], ["update"]], ids=["nothing", "updates alone"])
@@ -215,3 +210,64 @@ def test_the_page_names_what_was_lost_the_revision_and_the_machine(report: Path)
     reader.feed((report / "index.html").read_text())
     for expected in ("E5M2-adamw-1-1", "not trained", "0123456789", "Example processor"):
         assert expected in reader.text
+
+
+# --- what a run proposes next; oracle: params.yaml, resolved as stage `grid` does ------------------------
+
+PARAMS = Path(__file__).parents[2] / "params.yaml"
+FIVE = [0, 1, 2, 3, 4]
+LONGER = 4 * read_yaml(PARAMS)["train"]["steps"]
+
+
+def resolved(params: dict[str, Any], folder: Path) -> Study:
+    """Return the study of a grid of which nothing is trained."""
+    (folder / "params.yaml").write_text(json.dumps(params))
+    resolver = Resolver(load_params(folder / "params.yaml"))
+    shutil.rmtree(folder / "data", ignore_errors=True)
+    write_grid(list(resolver.cells()), resolver.selected(), folder / "data/grid")
+    (folder / "data/tokens").mkdir()
+    (folder / "data/tokens/meta.json").write_text("{}")
+    return load_study(folder / "data")
+
+
+def followed(grid: dict[str, Any], folder: Path, times: int) -> list[str]:
+    """Return what is proposed, one after another, each with the ones before it in the settings."""
+    params, found = read_yaml(PARAMS), []
+    params["grid"] |= grid
+    for _ in range(times):
+        command = shlex.split(proposal(resolved(params, folder)))
+        assert command[:4] == ["dvc", "exp", "run", "-S"]
+        name, _, value = command[4].partition("=")
+        section, setting = name.split(".")
+        value = YAML(typ="safe").load(value)
+        assert params[section][setting] != value, "what has just been run"
+        params[section][setting] = value
+        found.append(command[4])
+    return found
+
+
+def test_the_baseline_comes_first_then_seeds_then_the_control_then_length(tmp_path: Path) -> None:
+    grid = {"formats": ["E4M3"], "optimizers": ["adamw", "spacing_scaled"], "seeds": [1, 7]}
+    assert followed(grid, tmp_path, 5) == [
+        "grid.formats=[bf16,E4M3]", "grid.seeds=[1,7,0,2,3]", "grid.formats=[bf16,E4M3,virtual.E4M3]",
+        f"train.steps={LONGER}",
+        f"train.steps={4 * LONGER}",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("grid", [
+    {},  # params.yaml's own, where E1M6 alone has no control: its spacing is everywhere the same
+    {"optimizers": ["adamw"]}, {"optimizers": ["adamw", "spacing_shuffled"]},
+    {"formats": ["bf16", "MXFP8", "uniform_row.E3M4"], "optimizers": ["adamw", "spacing_scaled"]},
+    {"formats": ["bf16"]},
+], ids=["default", "no spacing", "a control alone", "no control to be had", "bf16"])  # fmt: skip
+def test_a_control_is_proposed_only_where_there_is_one_to_ask(grid: dict[str, Any], tmp_path: Path) -> None:
+    assert followed({"formats": ["bf16", "E4M3"], "seeds": FIVE} | grid if grid else {}, tmp_path, 1) == [
+        f"train.steps={LONGER}"
+    ]
+
+
+@pytest.mark.parametrize(("names", "shown"), [([], False), (["one"], False), (["two", "one", "none"], True)])
+def test_two_experiments_at_hand_are_compared(names: list[str], shown: bool, tmp_path: Path) -> None:
+    said = proposal(resolved(read_yaml(PARAMS), tmp_path), names)
+    assert ("dvc plots diff one two" in said) == shown and ("plots" in said) == shown

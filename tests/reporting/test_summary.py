@@ -20,9 +20,9 @@ from altgrad.reporting.summary import (
     costs_table,
     gains_table,
     headline,
-    lowest,
     lowest_table,
     outliers,
+    ranked,
     summary,
     title,
 )
@@ -148,13 +148,6 @@ def test_formats_that_differ_in_bias_alone_are_named_where_their_runs_are_identi
     assert ("The runs of `E4M3` and `E3M4` are identical" in note) == told
 
 
-def test_costs_are_losses_minus_the_baselines():
-    found = rows(costs_table(study := made({("E4M3", "adamw"): 0.01}), compare(study)))
-    assert list(found) == ["E4M3", "E3M4"]
-    assert found["E4M3"][0].startswith("+0.0") and found["E4M3"][1] == "**higher**"
-    assert found["E3M4"][1] == "no effect"
-
-
 def test_updates_stand_beside_their_controls():
     effects = {("E4M3", "stiff"): -0.03, ("E4M3", "shuffled"): -0.02, ("virtual.E4M3", "stiff"): -0.03}
     found = rows(gains_table(study := made(effects), compare(study)))
@@ -183,11 +176,12 @@ def test_an_optimizer_that_needs_no_format_is_not_called_spacing_scaled_and_has_
 
 def test_the_lowest_is_listed_with_what_is_above_it():
     study = made({("E3M4", "stiff"): -0.05, ("E4M3", "stiff"): -0.04})
-    found = lowest(study, compare(study))
-    assert [row.run[:2] for row in found[:2]] == [("E3M4", "stiff"), ("E4M3", "stiff")]
-    assert found[1].difference.mean == pytest.approx(0.01, abs=1e-3) and found[1].adjusted < 0.05
-    table = lowest_table(study, compare(study))
-    assert table.rows[0][3] == "–" and table.note.startswith("The first 5 of 6; p adjusted over all 15 pairs.")
+    table = lowest_table(study, comparison := compare(study))
+    (first, second), shown = ranked(study, comparison)[:2], texts(table)
+    assert [first[:2], second[:2]] == [("E3M4", "stiff"), ("E4M3", "stiff")]
+    assert shown[0][2:4] == ["–", "–"] and float(shown[1][2]) == pytest.approx(0.01, abs=1e-3)
+    assert float(shown[1][3].removeprefix("< ")) < 0.05
+    assert table.note.startswith("The first 5 of 6; p adjusted over all 15 pairs.")
     assert table.note.endswith("Not ranked, without quantization: `bf16`, `virtual.E4M3` and `virtual.E3M4`.")
 
 
@@ -239,18 +233,13 @@ def test_the_best_is_lowest_over_the_seeds_that_all_completed() -> None:
     }  # fmt: skip
     study = study_of(losses, {"adamw": ADAMW})
     assert numbers(study)["best"] == {"format": "B", "optimizer": "adamw", "val_loss": pytest.approx(3.1)}
-    assert lowest(study, compare(study))[0].run[0] == "B"
+    assert ranked(study, compare(study))[0][0] == "B"
 
 
-def test_the_best_is_something_that_is_quantized() -> None:
-    losses = {("bf16", "adamw"): [3.0, 3.1], ("virtual.A", "adamw"): [3.0, 3.1], ("A", "adamw"): [3.2, 3.3]}
-    assert numbers(study_of(losses, {"adamw": ADAMW}))["best"]["format"] == "A"
-
-
-def test_there_is_no_best_where_nothing_quantized_completed() -> None:
-    losses = {("bf16", "adamw"): [3.0, 3.1], ("A", "adamw"): [None, None]}
-    nothing = {"format": None, "optimizer": None, "val_loss": None}
-    assert numbers(study_of(losses, {"adamw": ADAMW}))["best"] == nothing
+@pytest.mark.parametrize(("losses", "best"), [([3.2, 3.3], "A"), ([None, None], None)])
+def test_the_best_is_something_that_is_quantized_if_any_completed(losses, best) -> None:
+    unquantized = {("bf16", "adamw"): [3.0, 3.1], ("virtual.A", "adamw"): [3.0, 3.1]}
+    assert numbers(study_of(unquantized | {("A", "adamw"): losses}, {"adamw": ADAMW}))["best"]["format"] == best
 
 
 def test_the_noise_floor_is_that_of_the_report() -> None:

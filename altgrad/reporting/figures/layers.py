@@ -125,7 +125,7 @@ def weight_grid(study: Study, comparison: Comparison) -> Figure | None:
     for axis, (name, (fmt, layers)) in zip(axes, shown.items(), strict=True):
         shares = relative_histogram(rows[(rows["format"] == name) & rows["layer"].isin(layers)], largest)
         _format_panel(axis, looks(study.formats)[name], fmt, shares)
-        axis.set_title(labelled(name, fmt))
+        axis.set_title(name if name == fmt.name else f"{name} ({fmt.name})")
     figure.supylabel("weights (%)", fontsize="medium")
     figure.supxlabel("binades below the largest weight", fontsize="medium")
     return figure
@@ -144,11 +144,6 @@ def weight_format(study: Study, name: str, layers: Iterable[str]) -> tuple[Forma
         return None
     most = Counter(used.values()).most_common(1)[0][0]
     return Format(**study.entry(name)["formats"][most]), [layer for layer, fmt in used.items() if fmt == most]
-
-
-def labelled(name: str, fmt: Format) -> str:
-    """Return the entry's name, with the format in brackets if that has another name."""
-    return name if name == fmt.name else f"{name} ({fmt.name})"
 
 
 def relative_histogram(rows: pd.DataFrame, amax: pd.Series) -> np.ndarray:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
 from altgrad.reporting import optimizer_roles as roles
 from altgrad.reporting.compare import compare
-from altgrad.reporting.decision_rule import HIGHER, IDENTICAL, LOWER, TOO_FEW, TUNED_HERE
+from altgrad.reporting.decision_rule import IDENTICAL, LOWER, TOO_FEW, TUNED_HERE
 from altgrad.reporting.fairness import conditions
 from altgrad.reporting.hypotheses import BEYOND, CONTROL, COST, GAIN, Questions, answer
 from altgrad.reporting.statistics import PairedLosses
-from tests.reporting.made_losses import ADAMW, FORMATS, STIFF, losses_of, noisy, study_of
+from tests.reporting.made_losses import ADAMW, FORMATS, STIFF, losses_of, study_of
 
 SGD = {"base": "sgd"}
 
@@ -28,26 +26,8 @@ def test_a_large_gain_is_significant_with_five_seeds_and_not_tested_with_four() 
     found = read(losses_of(arms, gain), arms)
     assert found.of(GAIN, "E3M4", "stiff").outcome == LOWER
     assert not found.of(GAIN, "E4M3", "stiff").significant
-    few = read(losses_of(arms, gain, seeds=4), arms)
-    assert few.of(GAIN, "E3M4", "stiff").outcome == TOO_FEW
-    one = read(losses_of(arms, gain, seeds=1), arms)
-    assert one.of(GAIN, "E3M4", "stiff").outcome == TOO_FEW
-
-
-def test_a_loss_and_a_gain_of_one_size_are_judged_alike() -> None:
-    arms = {"adamw": ADAMW, "stiff": STIFF}
-    down = losses_of(arms, {("E3M4", "stiff"): 0.2})
-    up = {run: 7 - values for run, values in down.items()}
-    better, worse = (read(losses, arms).of(GAIN, "E3M4", "stiff") for losses in (down, up))
-    assert (better.outcome, worse.outcome) == (LOWER, HIGHER)
-    assert better.adjusted == pytest.approx(worse.adjusted)
-
-
-def test_runs_that_are_equal_to_the_last_bit_are_identical() -> None:
-    arms = {"adamw": ADAMW, "stiff": STIFF}
-    losses = losses_of(arms)
-    losses["E3M4", "stiff"] = losses["E3M4", "adamw"]
-    assert read(losses, arms).of(GAIN, "E3M4", "stiff").outcome == IDENTICAL
+    for seeds in (1, 4):
+        assert read(losses_of(arms, gain, seeds=seeds), arms).of(GAIN, "E3M4", "stiff").outcome == TOO_FEW
 
 
 def test_a_format_that_repeats_another_is_no_further_question() -> None:
@@ -57,6 +37,8 @@ def test_a_format_that_repeats_another_is_no_further_question() -> None:
     once, both = read(losses, arms), read(twice, arms)
     assert both.of(GAIN, "E0M7", "stiff") == both.of(GAIN, "E1M6", "stiff") == once.of(GAIN, "E1M6", "stiff")
     assert both.of(COST, "E0M7") == once.of(COST, "E1M6")
+    same = read(losses | {("E3M4", "stiff"): losses["E3M4", "adamw"]}, arms)
+    assert same.of(GAIN, "E3M4", "stiff").outcome == IDENTICAL
 
 
 def test_a_repetition_is_no_further_question_where_another_kind_of_question_came_first() -> None:
@@ -82,15 +64,6 @@ def test_rates_chosen_on_the_seeds_that_are_compared_allow_no_test() -> None:
     found = read(losses, arms)
     assert found.of(GAIN, "E3M4", "stiff").outcome == TUNED_HERE
     assert not any(claim.significant for claim in found.claims.values())
-
-
-def test_every_further_arm_raises_the_bar() -> None:
-    few = {"adamw": ADAMW, "stiff": STIFF}
-    many = few | {f"other{power}": STIFF | {"power": power} for power in range(2, 8)}
-    gain = {("E3M4", "stiff"): 0.03}
-    a = read({(e, arm): v for (e, arm), v in losses_of(many, gain).items() if arm in few}, few)
-    b = read(losses_of(many, gain), many)
-    assert b.of(GAIN, "E3M4", "stiff").adjusted > 2 * a.of(GAIN, "E3M4", "stiff").adjusted
 
 
 # --- references ------------------------------------------------------------------------------------
@@ -175,14 +148,9 @@ def test_what_a_control_gains_is_exploratory() -> None:
     for control in ("shuffled", "profile"):
         assert found.of(GAIN, "E3M4", control).significant and found.of(GAIN, "E3M4", control).exploratory
     assert not found.of(CONTROL, "E3M4", "stiff", "shuffled").significant
-
-
-def test_a_control_has_nothing_to_say_where_there_is_no_gain() -> None:
-    """The arm beats its null there only because the null is worse than the plain arm."""
-    arms = {name: CONTROLS[name] for name in ("adamw", "stiff", "shuffled")}
-    found = read(losses_of(arms, {("E3M4", "shuffled"): -0.3}), arms)
-    assert not found.of(GAIN, "E3M4", "stiff").significant
-    assert not found.of(CONTROL, "E3M4", "stiff", "shuffled").significant
+    worse = read(losses_of(arms, {("E3M4", "shuffled"): -0.3}), arms)  # the control alone differs from AdamW
+    assert not worse.of(GAIN, "E3M4", "stiff").significant
+    assert not worse.of(CONTROL, "E3M4", "stiff", "shuffled").significant
 
 
 def test_the_gain_of_the_format_is_what_its_virtual_twin_does_not_have() -> None:
@@ -211,15 +179,9 @@ def test_the_gain_of_the_format_is_what_its_virtual_twin_does_not_have() -> None
     assert conditions(study, comparison)[name] == ("partly", "none for E5M2, E4M3 and E1M6")
 
 
-def test_a_twin_must_have_the_format_of_the_weights() -> None:
+def test_a_control_has_the_format_and_the_scales_of_the_weights() -> None:
     arms = {"adamw": ADAMW, "stiff": STIFF}
-    study = study_of(losses_of(arms, None, ["E3M4", "virtual.E4M3"]), arms, "E3M4")
-    assert roles.unquantized_controls(study) == {}
-
-
-def test_a_twin_must_have_its_scales_where_the_weights_have_them() -> None:
-    arms = {"adamw": ADAMW, "stiff": STIFF}
-    study = study_of(losses_of(arms, None, ["E4M3", "virtual.E4M3"]), arms, "E4M3")
+    study = study_of(losses_of(arms, None, ["E4M3", "E3M4", "virtual.E4M3"]), arms, "E4M3")
     assert roles.unquantized_controls(study) == {"E4M3": "virtual.E4M3"}
     for rule in study.entry("E4M3")["rules"]:
         rule["weight"] |= {"granularity": "block", "block": 32}
@@ -236,13 +198,3 @@ def test_one_bad_run_changes_no_comparison_but_its_own() -> None:
         changed = question == (GAIN, "E4M3", "other")
         assert (result.difference == clean[question].difference) != changed, question
         assert (result.alone == clean[question].alone) != changed, question
-
-
-def test_the_spread_between_two_gains_is_that_of_four_runs() -> None:
-    arms = {"adamw": ADAMW, "stiff": STIFF}
-    losses = losses_of(arms, {("E3M4", "stiff"): 0.5}, seeds=400)
-    gain = compare(study_of(losses, arms, "E5M2")).answers.of(GAIN, "E3M4", "stiff")
-    assert gain.difference.sd == pytest.approx(0.01 * math.sqrt(2), rel=0.15)
-    there = {("virtual.E3M4", arm): noisy(3.5, 400, key) for key, arm in enumerate(arms, start=50)}
-    comparison = compare(study_of(losses | there, arms, "E5M2"))
-    assert comparison.answers.of(BEYOND, "E3M4", "stiff").difference.sd == pytest.approx(0.02, rel=0.15)
