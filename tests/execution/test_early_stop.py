@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from altgrad.execution import early_stop
-from altgrad.execution.cells import TaskRun
-from altgrad.execution.early_stop import MARGIN, EarlyStop, early_loss, is_beaten
+from altgrad.execution import cells
+from altgrad.execution.cells import MARGIN, EarlyStop, TaskRun, early_loss, is_beaten
 from altgrad.execution.executor import Outcome, Status, Task
 from tests.training.conftest import make_cell
 
@@ -55,7 +54,7 @@ def test_a_cell_is_beaten_by_the_best_of_those_that_went_as_far(own, rivals, bea
 def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder of a grid of two seeds and three rates, in which nothing has run."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(early_stop, "run_names", lambda cells, tokens: {cell.key: f"{cell.key}-0" for cell in cells})
+    monkeypatch.setattr(cells, "run_names", lambda grid, tokens: {cell.key: f"{cell.key}-0" for cell in grid})
     Path("data/grid").mkdir(parents=True, exist_ok=True)
     Path("data/grid/index.json").write_text(json.dumps({"cells": KEYS}))
     for key in KEYS:
