@@ -22,13 +22,14 @@ from altgrad.common.console import handled
 from altgrad.common.errors import UserError
 from altgrad.common.files import read_json, write_text
 from altgrad.config.cell import Cell, run_names
+from altgrad.config.tasks import HISTORY
 from altgrad.execution import costs, dvc_api
 from altgrad.execution.executor import BEGAN, HISTORY_FILE, LOGS, TOLD_TO_STOP, Executor, Outcome, Status, Task
 from altgrad.execution.pending import HandOver, first_tasks, rest
 from altgrad.execution.progress import Progress, why_it_failed
 
 POLL_SECONDS = 0.1
-STEP, TRAIN_LOSS = 0, 3  # places in a row of history.jsonl
+STEP, TRAIN_LOSS = HISTORY.index("step"), HISTORY.index("train_loss")  # places in a row of history.jsonl
 LOOK_EVERY = 2.0  # seconds between looks for cells to give up
 FIRST, LAST = 0.1, 0.2  # shares of the steps whose losses count
 MARGIN = 0.2  # nats per token
