@@ -8,24 +8,31 @@ there.
 
 from __future__ import annotations
 
+import csv
+import json
 import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 
 from altgrad.common.console import handled
 from altgrad.common.errors import UserError
 from altgrad.common.files import read_json, write_text
+from altgrad.config.cell import Cell, run_names
+from altgrad.config.tasks import HISTORY
 from altgrad.execution import costs, dvc_api
-from altgrad.execution.early_stop import LOOK_EVERY, EarlyStop
-from altgrad.execution.executor import BEGAN, LOGS, TOLD_TO_STOP, Executor, Outcome, Status, Task
+from altgrad.execution.executor import BEGAN, HISTORY_FILE, LOGS, TOLD_TO_STOP, Executor, Outcome, Status, Task
 from altgrad.execution.pending import HandOver, first_tasks, rest
 from altgrad.execution.progress import Progress, why_it_failed
 
 POLL_SECONDS = 0.1
+STEP, TRAIN_LOSS = HISTORY.index("step"), HISTORY.index("train_loss")  # places in a row of history.jsonl
+LOOK_EVERY = 2.0  # seconds between looks for cells to give up
+FIRST, LAST = 0.1, 0.2  # shares of the steps whose losses count
+MARGIN = 0.2  # nats per token
 
 
 def run_cells(
@@ -189,3 +196,79 @@ class TaskRun:
                 f"given up, since another learning rate had beaten them by a fifth of the steps: "
                 f"{len(self._given_up)} ({keys})", file=sys.stderr,
             )  # fmt: skip
+
+
+class EarlyStop:
+    """The rule of `budget.early_stop`: which cells are given up, by what they and their rivals have logged so far.
+
+    Cells that differ in their learning rate alone have the same initial weights and batches, so their training losses
+    can be compared early. A cell is given up when the loss of another rate, over the second tenth of the steps, lies
+    below its own by more than `MARGIN`. Cells of the grid's first seed are never given up: they show whether one that
+    would have been ends best.
+    """
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        cells = {key: Cell.read(Path(f"data/grid/{key}.json")) for key in keys}
+        names = run_names(cells.values(), Path("data/tokens"))
+        self._scratch = {key: Path("scratch", name) for key, name in names.items()}
+        self._steps = {key: cell.train.steps for key, cell in cells.items()}
+        groups: dict[tuple[str, str, int], list[str]] = {}
+        for key, cell in cells.items():
+            groups.setdefault((cell.format, cell.optimizer, cell.seed), []).append(key)
+        self._rivals = {key: [other for other in group if other != key] for group in groups.values() for key in group}
+        first = next(iter(cells.values())).seed if cells else None
+        self._judged = {key for key, cell in cells.items() if cell.seed != first}
+        self._losses: dict[str, float] = {}  # early losses that are final
+
+    def given_up(self, tasks: Collection[Task]) -> list[Task]:
+        """Return the tasks that are given up."""
+        judged = [task for task in tasks if task.stage == "train" and task.key in self._judged]
+        return [task for task in judged if is_beaten(self._loss(task.key), map(self._loss, self._rivals[task.key]))]
+
+    def _loss(self, key: str) -> float | None:
+        if key not in self._losses:
+            loss = early_loss(_rows(Path(f"data/runs/{key}/history.csv"), self._scratch[key]), self._steps[key])
+            if loss is None:
+                return None
+            self._losses[key] = loss
+        return self._losses[key]
+
+
+def early_loss(rows: Iterable[tuple[float, float | None]], steps: int) -> float | None:
+    """Return the mean training loss over the second tenth of ``steps``; None before it is over.
+
+    ``rows``: step and training loss, None where it was not logged or is not finite. A run without a finite loss there
+    has lost: infinity.
+    """
+    seen, losses, last = False, [], 0.0
+    for step, loss in rows:
+        last = max(last, step)
+        if FIRST * steps < step <= LAST * steps:
+            seen = True
+            losses += [loss] if loss is not None else []
+    if last < LAST * steps:
+        return None
+    return sum(losses) / len(losses) if losses else float("inf") if seen else None
+
+
+def is_beaten(own: float | None, rivals: Iterable[float | None]) -> bool:
+    """Return whether an early loss of ``rivals`` lies below ``own`` by more than `MARGIN`."""
+    best = min((loss for loss in rivals if loss is not None), default=None)
+    return own is not None and best is not None and own - best > MARGIN
+
+
+def _rows(history: Path, scratch: Path) -> list[tuple[float, float | None]]:
+    """Return step and training loss of each row that a cell has logged, from its results or while it trains."""
+    if history.exists():
+        with open(history, newline="", encoding="utf-8") as file:
+            return [
+                (float(row["step"]), float(loss) if (loss := row["train_loss"]) else None)
+                for row in csv.DictReader(file)
+            ]
+    found = []
+    with suppress(OSError):  # it may end while it is read, or have nothing yet
+        for line in (scratch / HISTORY_FILE).read_text(encoding="utf-8").splitlines():
+            with suppress(json.JSONDecodeError):  # the last line may be cut off
+                row = json.loads(line)
+                found.append((row[STEP], row[TRAIN_LOSS]))
+    return found

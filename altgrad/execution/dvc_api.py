@@ -89,10 +89,12 @@ class CellStage:
     """A stage as DVC knows it, mostly of one cell."""
 
     def __init__(self, stage: Stage, repo: Repo) -> None:
-        check_members(stage, "Stage")
-        check_members(stage.dvcfile, "DvcFile")
-        for out in stage.outs:
-            check_members(out, "Output")
+        for member, class_name in (
+            (stage, "Stage"),
+            (stage.dvcfile, "DvcFile"),
+            *((out, "Output") for out in stage.outs),
+        ):
+            check_members(member, class_name)
         self._stage, self._repo = stage, repo
 
     @property

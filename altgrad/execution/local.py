@@ -39,25 +39,25 @@ MARGIN, CONTEXT_MB = 1.25, 600.0
 
 
 class LocalPool:
-    """Up to ``jobs`` tasks at a time on this machine; diagnoses first, which are short and wanted soon.
+    """Runs up to ``jobs`` tasks at a time on this machine; diagnoses first, which are short and wanted soon.
 
-    ``threads`` and ``gpus``: what each task computes with. Without ``jobs`` there are as many as the machine has GPUs
-    for, or without any as its cores serve. Tasks of one GPU share it where its memory holds several of ``cell_mb`` (MB)
-    and there are cores for them; each is held to its part. Nothing is loaded or started before the first task.
+    ``threads`` and ``gpus``: what each task computes with. Without ``jobs``, as many run as the machine has GPUs for,
+    or cores if it has no GPU. Tasks share a GPU if its memory holds several of ``cell_mb`` (MB) and there are cores for
+    them; each is held to its part of the memory. Nothing is loaded or started before the first task.
     """
 
     def __init__(self, jobs: int | None = None, threads: int = 1, gpus: int = 1, cell_mb: float | None = None) -> None:
         self._wanted, self._threads, self._gpus_each, self._cell_mb = jobs, threads, gpus, cell_mb
         self._waiting: deque[Task] = deque()
         self._workers: dict[int, _Worker] = {}  # by slot
-        self._leaving: list[_Worker] = []  # which were told to end
+        self._leaving: list[_Worker] = []  # told to end
 
     def submit(self, tasks: Sequence[Task]) -> None:
         """Queue ``tasks`` behind those of their stage that wait."""
         self._waiting = deque(sorted([*self._waiting, *tasks], key=lambda task: task.stage != "diagnose"))
 
     def poll(self) -> Status:
-        """Take what the processes answer, and give the idle ones their next task."""
+        """Take the answers of the processes, and give idle ones their next task."""
         outcomes = [outcome for worker in self._workers.values() if (outcome := worker.outcome())]
         fit = {slot: worker for slot, worker in self._workers.items() if worker.is_fit()}
         self._leaving += [worker for slot, worker in self._workers.items() if slot not in fit]
@@ -114,7 +114,7 @@ class LocalPool:
 
     @cached_property
     def context(self) -> ForkServerContext | SpawnContext:
-        """What starts the processes: CUDA works in none that is forked from one that has loaded torch's compiler."""
+        """The way to start processes. CUDA does not work in a fork of a process that has loaded torch's compiler."""
         if self._gpus:
             return multiprocessing.get_context("spawn")
         context = multiprocessing.get_context("forkserver")
@@ -123,7 +123,7 @@ class LocalPool:
 
     @property
     def gpu(self) -> str | None:
-        """The name of the GPU that a task has for itself, None where it has none or shares it."""
+        """The name of the GPU that a task has for itself; None if it has none or shares it."""
         import torch
 
         alone = self._gpus and self.jobs * self._gpus_each <= len(self._gpus)
@@ -131,7 +131,7 @@ class LocalPool:
 
     @cached_property
     def _gpus(self) -> list[str]:
-        """What ``CUDA_VISIBLE_DEVICES`` must be for a process to see each of this one's GPUs alone."""
+        """The values of ``CUDA_VISIBLE_DEVICES`` with which a process sees one of this process's GPUs alone."""
         import torch
 
         allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -139,9 +139,9 @@ class LocalPool:
 
 
 def measured_mb(model: dict[str, Any], batch: int) -> float | None:
-    """Return the most GPU memory, MB (10^6 bytes), that a cell of this grid took on one; None if none has run there.
+    """Return the most GPU memory, MB (10^6 bytes), that a cell of this grid took; None if none has run on a GPU.
 
-    Only cells of this ``model``, by its settings in params.yaml, and of this ``train.batch`` count.
+    Only cells with the settings ``model`` and this ``train.batch`` count.
     """
     peaks = []
     for path in Path("data/grid").glob("*.json"):
@@ -155,12 +155,12 @@ def measured_mb(model: dict[str, Any], batch: int) -> float | None:
 
 
 def cells_on(total_mb: float, cell_mb: float | None) -> int:
-    """Return how many cells that take ``cell_mb`` each a GPU with ``total_mb`` holds; one if that is not known."""
+    """Return how many cells of ``cell_mb`` a GPU with ``total_mb`` holds; one if ``cell_mb`` is None."""
     return 1 if cell_mb is None else max(1, int(total_mb // (MARGIN * cell_mb + CONTEXT_MB)))
 
 
 class _Worker:
-    """A process of the pool and what it is at."""
+    """A process of the pool, and the task that it runs."""
 
     def __init__(self, context: ForkServerContext | SpawnContext, environment: dict[str, str]) -> None:
         self.task: Task | None = None
@@ -195,7 +195,7 @@ class _Worker:
         return ended
 
     def is_fit(self) -> bool:
-        """Return whether it may be given another task; if not, it is told to end."""
+        """Return whether the process may be given another task; if not, tell it to end."""
         fit = not self._failed and self._process.is_alive() and self._bytes <= self._first_bytes + GROWTH
         if not fit and self.task is None:
             self._connection.close()

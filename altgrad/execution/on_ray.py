@@ -109,7 +109,7 @@ class RayCluster:
         self._waiting = sorted([*self._waiting, *tasks], key=lambda task: (task.stage != "diagnose", -task.size))
 
     def poll(self) -> Status:
-        """Take in what machines have answered, give the idle ones tasks, and ask all of them again."""
+        """Take the answers of the machines, give idle ones tasks, and ask all of them again."""
         if self._ray is None and self._waiting:
             self._ray = _connected()
         if self._ray is not None:
@@ -283,7 +283,7 @@ def _seed(key: str) -> int:
 
 
 def _classes_before() -> dict[int, str]:
-    """Return the class of machine that cells of each seed were trained on before, as far as any was."""
+    """Return the class of machine that cells of each seed were trained on before, by seed."""
     found: dict[int, str] = {}
     for timing in sorted(Path("data/runs").glob("*/timing.json")):
         with suppress(KeyError, UserError):
@@ -300,7 +300,7 @@ def _is_in_scratch(path: str) -> bool:
 
 
 def _require_ray() -> None:
-    """Raise :class:`UserError` where a connection cannot succeed, which Ray itself would try for minutes."""
+    """Raise :class:`UserError` if no connection can succeed; Ray itself would try for minutes."""
     if find_spec("ray") is None:
         raise UserError("ENGINE=ray needs Ray: pip install 'altgrad[ray]'")
     address = os.environ.get("RAY_ADDRESS", "")
@@ -316,7 +316,7 @@ def _require_ray() -> None:
 
 
 def _connected() -> ModuleType:
-    """Return Ray, connected to the cluster. Raises :class:`UserError` where there is none."""
+    """Return Ray, connected to the cluster. Raises :class:`UserError` if there is none."""
     import ray
 
     if not ray.is_initialized():
@@ -333,7 +333,7 @@ def _connected() -> ModuleType:
 
 
 def _code() -> Path:
-    """Return a folder with the project's code and nothing else, which Ray ships to each machine once."""
+    """Return a folder with the project's code alone, which Ray ships to each machine once."""
     folder = Path(tempfile.mkdtemp(prefix="altgrad-code-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     package = Path(__file__).parents[1]

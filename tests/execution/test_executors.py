@@ -121,14 +121,9 @@ def reported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     (folder / "stages/train.py").write_text(STAGE.replace("FOLDER", str(folder)))
     (folder / "driver.py").write_text(EXECUTORS[request.param] + DRIVER)
     done = subprocess.run(
-        [sys.executable, "driver.py"],
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
+        [sys.executable, "driver.py"], cwd=folder, env=environment(), capture_output=True, text=True, timeout=300,
         check=False,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), folder
 
@@ -139,12 +134,9 @@ def test_every_task_runs_and_is_told_once_with_its_exit_status(reported):
     assert all((folder / f"started-{key}").exists() for key, _ in report["all"]["outcomes"])
 
 
-def test_what_a_task_prints_is_in_its_log(reported):
-    assert reported[0]["logs"]["fails-1"] == "this is fails-1\nand this its last word\n"
-
-
-def test_what_is_running_is_told_and_nobody_waits_for_it(reported):
+def test_what_a_task_prints_is_in_its_log_and_nobody_waits_for_what_runs(reported):
     """A poll that waited for a task would wait for ever: this one ends when it is cancelled, after a poll."""
+    assert reported[0]["logs"]["fails-1"] == "this is fails-1\nand this its last word\n"
     assert "waits-1" in reported[0]["stopped"]["seen"]
 
 

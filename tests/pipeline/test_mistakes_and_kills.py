@@ -1,4 +1,7 @@
-"""Laws of the pipeline under mistakes and kills: one sentence, non-zero, nothing trained, nothing lost."""
+"""Laws of the pipeline under mistakes and kills: one sentence, non-zero, nothing trained, nothing lost.
+
+And what `make repro` builds ahead is what training takes, where it looks for it.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,15 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+import altgrad
 from altgrad.config import UserError
+from altgrad.training import machine
 from stages import grid, tokenize
 from tests.pipeline.conftest import CELLS, Project, environment, stages_of
 
@@ -32,11 +38,8 @@ def test_a_mistake_stops_the_pipeline_before_training(project: Project):
 @pytest.mark.parametrize(
     ("setting", "value", "words"),
     [
-        ("overrides", {"E9": {"train": {"clip": 1.0}}}, "overrides"),
         ("train.device", "cuda", "no CUDA device"),
-        ("recipes.uniform", [{"layers": "block.*", "weight": "FORMAT"}], "matches no layer"),
         ("corpora.mine", {"source": "local", "path": "nowhere"}, "nowhere"),
-        ("models.tiny.heads", 3, "not divisible"),
         ("models.tiny.context", 65536, "context + 1"),  # longer than the corpus
     ],
 )
@@ -88,3 +91,25 @@ def test_without_git_the_pipeline_still_runs(planned: Path, tmp_path):
     project.run("dvc", "config", "--local", "core.no_scm", "true")
     assert project.repro() == {"report"} | stages_of(*CELLS)
     assert "not a git checkout" in (project.folder / "reports/REPORT.md").read_text()
+
+
+# A compiler that makes a file of the name it is asked for, and nothing that could be loaded.
+COMPILER = """#!/bin/sh
+while [ "$1" != -o ]; do shift; done
+echo made > "$2"
+"""
+
+
+def test_every_source_of_the_project_is_built_in_the_folder_of_its_graphs(tmp_path, monkeypatch):
+    compiler = tmp_path / "compiler"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    cache = tmp_path / "cache"
+    variables = {"CXX": str(compiler), "ALTGRAD_COMPILE_CACHE": str(cache)}
+    command = [sys.executable, "-m", "stages.loops"]
+    subprocess.run(command, env={**os.environ, **variables}, check=True, capture_output=True)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    machine.use_compile_cache(cache)
+    made = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "altgrad").glob("*.so")
+    sources = {source.stem for source in Path(altgrad.__file__).parent.rglob("*.cpp")}
+    assert {file.stem.rpartition("-")[0] for file in made} == sources != set()

@@ -1,6 +1,6 @@
-"""What a watcher knows of a cell in the end is what its outputs say, whenever it looked and whatever happened.
+"""A watcher's rows and states are those of a cell's outputs, whenever it looked and whatever happened.
 
-Oracle: the files of the finished run.
+Oracle: the files of the finished run; lines of a growing file come once, in order and whole.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import shutil
 
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from altgrad.common.files import read_json, write_json
 from altgrad.config import UserError
 from altgrad.execution.executor import Task
+from altgrad.watch import project as watched
 from altgrad.watch.events import _cell
-from altgrad.watch.project import DIAGNOSED, FAILED, PAUSED, TRAINED, TRAINS, WAITS, Project
+from altgrad.watch.project import DIAGNOSED, FAILED, PAUSED, TRAINED, TRAINS, WAITS, Lines, Project
 
 
 class Reader:
@@ -36,7 +39,7 @@ class Reader:
             self.rows[change.cell.key] = rows + [[row.step, *row.values.values()] for row in change.rows]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_the_rows_are_those_of_history_csv_whenever_one_looks_and_however_often_a_run_is_stopped(seed, play):
     game, chance = play(), random.Random(seed)
     early, late = Reader(Project(game.root)), Reader(Project(game.root))
@@ -105,15 +108,8 @@ def test_a_cell_that_failed_says_why_until_it_trains_again(play):
     game.train(key, 30)
     project.look()
     assert (project.cells[key].state, project.cells[key].why) == (TRAINS, "")
-
-
-def test_a_diagnosis_that_failed_is_told_of_a_cell_that_has_trained(play):
-    game = play(seeds=(0,))
-    project, key = Project(game.root), game.keys[0]
     game.finish(key)
-    failed = game.root / Task("diagnose", key, (), 1).failed
-    failed.parent.mkdir(parents=True)
-    failed.write_text("no")
+    (game.root / Task("diagnose", key, (), 1).failed).write_text("no")
     project.look()
     assert (project.cells[key].state, project.cells[key].why) == (TRAINED, "no")
 
@@ -185,3 +181,47 @@ def test_a_change_of_recipe_is_seen_while_a_cell_trains_after_it_resumed_and_whe
 def test_without_a_grid_one_sentence_says_so(tmp_path):
     with pytest.raises(UserError, match="no grid to watch"):
         Project(tmp_path).look()
+
+
+LETTERS = st.characters(blacklist_characters="\n", blacklist_categories=["Cs"])
+
+
+TEXT = st.lists(st.text(LETTERS, max_size=20), max_size=20)
+
+
+@settings(deadline=None, max_examples=50)
+@given(lines=TEXT, cuts=st.lists(st.integers(0, 400), max_size=10), at_once=st.integers(100, 300))
+def test_lines_come_once_and_in_order_wherever_the_writing_is_cut(tmp_path_factory, lines, cuts, at_once):
+    path = tmp_path_factory.mktemp("log") / "rows"
+    whole = "".join(f"{line}\n" for line in lines).encode()
+    follower, found = Lines(path), []
+    before, watched.AT_ONCE = watched.AT_ONCE, at_once  # more than a line, less than the file
+    try:
+        start = 0
+        for cut in [*sorted(cuts), len(whole)]:
+            with open(path, "ab") as file:
+                file.write(whole[start:cut])
+            start = max(start, min(cut, len(whole)))
+            found += follower.new()
+        while more := follower.new():
+            found += more
+    finally:
+        watched.AT_ONCE = before
+    assert [line.decode() for line in found] == lines
+    assert follower.new() == [] and not follower.restarted
+
+
+def test_a_file_in_the_place_of_another_is_read_from_its_beginning(tmp_path):
+    path, other = tmp_path / "rows", tmp_path / "other"
+    path.write_bytes(b"a\nb\nc\n")
+    follower = Lines(path)
+    assert follower.new() == [b"a", b"b", b"c"] and not follower.restarted and Lines(tmp_path / "none").new() == []
+    other.write_bytes(b"a\nb\n2\n3\n")  # longer than what has been read: its size alone does not tell
+    os.replace(other, path)
+    assert follower.new() == [b"a", b"b", b"2", b"3"] and follower.restarted
+    with open(path, "ab") as file:
+        file.write(b"4\n")
+    assert follower.new() == [b"4"] and not follower.restarted
+    with open(path, "r+b") as file:
+        file.truncate(2)
+    assert follower.new() == [b"a"] and follower.restarted, "it became shorter"

