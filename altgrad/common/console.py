@@ -1,4 +1,4 @@
-"""How a command was called, one that is stopped, and one whose reader leaves, as ``head`` does."""
+"""Commands: how one was called, how a signal ends it, and what happens when its reader leaves, as ``head`` does."""
 
 from __future__ import annotations
 
@@ -16,17 +16,14 @@ UNREAD = 128 + signal.SIGPIPE  # what a shell says of a program that the signal 
 
 
 def called(module: str) -> str:
-    """Return the command that runs ``altgrad.<module>``, as the user of this process wrote it, without arguments."""
+    """Return the command that runs ``altgrad.<module>``, as this process was started, without arguments."""
     written = f"{' '.join(sys.orig_argv)} "
     ways = (f"-m altgrad.{module}", f"-m altgrad {module}")
     return next((f"python {way}" for way in ways if f" {way} " in written), f"altgrad {module}")
 
 
 def end_when_stopped() -> None:
-    """Have an interrupt and SIGTERM end the process with a sentence while its modules are loaded.
-
-    Python would show where it was, in a library that nobody has asked for.
-    """
+    """Make an interrupt and SIGTERM end the process with a sentence instead of a traceback, while it loads modules."""
 
     def end(signum: int, frame: object) -> None:
         os.write(sys.stderr.fileno(), f"{INTERRUPTED}\n".encode())
@@ -38,7 +35,7 @@ def end_when_stopped() -> None:
 
 @contextmanager
 def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Call ``handler(signum, frame)`` for each of `STOPS`, and leave them afterwards to whoever had them before."""
+    """Call ``handler(signum, frame)`` for each of `STOPS`; afterwards restore the handlers that they had before."""
     before = {signum: signal.signal(signum, handler) for signum in STOPS}
     try:
         yield
@@ -49,10 +46,10 @@ def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None
 
 @contextmanager
 def while_read() -> Iterator[None]:
-    """End the process with `UNREAD` and without a word when nobody reads standard output any more.
+    """End the process silently with status `UNREAD` when nobody reads its standard output any more.
 
-    The signal itself stays ignored, as Python has it: it would also end a run whose worker has died. Any other pipe
-    that breaks raises ``BrokenPipeError`` as ever.
+    SIGPIPE itself stays ignored, as in any Python process, because it would also end a run whose worker has died. Any
+    other broken pipe raises ``BrokenPipeError``.
     """
     try:
         try:

@@ -1,8 +1,8 @@
-"""Errors that are the user's to fix, and the one place that turns them into a sentence.
+"""Errors that the user can mend, and the function that turns them into a sentence.
 
-Everything a user can get wrong (a misspelt format, a negative step count, an unreachable hub) raises :class:`UserError`
-with a message that says *where* and *what to do*. A stage wrapped in :func:`run_stage` prints that message alone and
-exits non-zero. Any other exception is a defect of the bench and keeps its traceback.
+A mistake of the user (a misspelt format, a negative step count, an unreachable hub) raises :class:`UserError`, whose
+message says *where* it is and *what to do*. :func:`run_stage` prints that message alone and exits non-zero. Any other
+exception is a defect of the bench and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SHOWN = 100  # characters of a value in a sentence
 STAYS = "; params.yaml keeps the setting: `git diff params.yaml` shows it, `git checkout params.yaml` undoes it"
-DISK_FULL = "the disk is full"  # which whoever reads the message of a stage may look for
+DISK_FULL = "the disk is full"  # callers look for this in the message of a stage
 
 
 class UserError(Exception):
@@ -40,10 +40,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def near_matches(name: object, known: Iterable[str]) -> list[str]:
-    """Return those of ``known`` that are most like ``name``, at most three, the nearest first.
-
-    The comparison ignores case, because ``e4m3`` for ``E4M3`` is the commonest slip.
-    """
+    """Return at most three of ``known`` that are most like ``name``, the nearest first; case is ignored."""
     folded = {candidate.lower(): candidate for candidate in known}
     return [folded[near] for near in difflib.get_close_matches(str(name).strip().lower(), folded, n=3, cutoff=0.5)]
 
@@ -59,10 +56,10 @@ def did_you_mean(name: object, known: Iterable[str], otherwise: str | None = Non
 
 
 def sentences(error: ValidationError, source: str) -> list[str]:
-    """Return what is wrong as sentences, each with ``source`` and the setting in front of it."""
+    """Return the problems of a validation error as sentences, each with ``source`` and the setting in front of it."""
     found = []
     for problem in error.errors():
-        if problem["type"] == "default_factory_not_called":  # because of another problem, which is said
+        if problem["type"] == "default_factory_not_called":  # follows from another problem in the list
             continue
         parts = [part for part in (source, _place(problem["loc"])) if part]
         found.append(": ".join([*parts, _sentence(problem)]))
@@ -75,7 +72,7 @@ def _place(location: tuple[int | str, ...]) -> str:
         location = (*location[:2], *location[3:])  # the third part is the union's tag, not a setting
     place = ""
     for part in location:
-        if part == "[key]":  # a name in front of a section's settings, which stands before it already
+        if part == "[key]":  # repeats the name in front of it
             continue
         if isinstance(part, int):
             place += f"[{part}]"
@@ -102,7 +99,7 @@ def _sentence(problem: Mapping[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Return the beginning of ``value`` as Python writes it, which it does not for a number of 5,000 digits."""
+    """Return the beginning of ``repr(value)``, which Python refuses for a number of 5,000 digits."""
     try:
         text = repr(value)
     except ValueError:
@@ -111,14 +108,14 @@ def _shown(value: Any) -> str:
 
 
 def _raise_when_stopped(stops: Iterable[signal.Signals]) -> None:
-    """Have these signals raise `Stopped`; a thread beside the main one has no say in it.
+    """Make these signals raise `Stopped` in the main thread.
 
-    A process that is forked from this one leaves them to it, which ends a pool in good order.
+    Forked processes ignore them, so that this process ends its pool in good order.
     """
-    own = os.getpid()
+    parent = os.getpid()
 
     def stop(signum: int, frame: object) -> None:
-        if os.getpid() == own:
+        if os.getpid() == parent:
             raise Stopped(signum)
 
     if threading.current_thread() is threading.main_thread():
@@ -129,14 +126,14 @@ def _raise_when_stopped(stops: Iterable[signal.Signals]) -> None:
 def run_stage(main: Callable[[list[str]], None], *, stops: Iterable[signal.Signals] = (signal.SIGINT,)) -> None:
     """Run a stage's ``main(argv)``; a :class:`UserError` ends the process with one line and status 1.
 
-    The process is settled first, which only helps before torch is loaded: a stage imports it inside ``main``.
+    `settle_process` runs first. It only helps before torch is loaded, so a stage imports torch inside ``main``.
 
-    An interrupt ends it with one sentence too and status 128 + signal; without a word where DVC runs the stage, since
-    whoever runs DVC says it. ``stops``: all signals that do. SIGTERM may be one only where no pool is forked: it ends
-    a pool's processes with it, and one that is just being forked would miss it.
+    A signal of ``stops`` ends the process with one sentence and status 128 + signal. The sentence is left out where DVC
+    runs the stage, since the command that runs DVC prints it. SIGTERM may be one of ``stops`` only where no pool is
+    forked: a process that is just being forked would miss it.
 
-    A full disk is the one operating-system error with an answer of its own: every file is written
-    under a temporary name first, so nothing that was complete is lost.
+    A full disk is the one operating-system error with a sentence of its own. Every file is written under a temporary
+    name first, so no complete file is lost.
     """
     settle_process()
     _raise_when_stopped(stops)
@@ -145,12 +142,12 @@ def run_stage(main: Callable[[list[str]], None], *, stops: Iterable[signal.Signa
             main(sys.argv[1:])
         except KeyboardInterrupt as stopped:
             for signum in STOPS:
-                signal.signal(signum, signal.SIG_DFL)  # whoever stops it again need not wait for its end
+                signal.signal(signum, signal.SIG_DFL)  # a second interrupt ends it at once
             if "DVC_STAGE" not in os.environ:
                 print(INTERRUPTED, file=sys.stderr)
             sys.exit(128 + (stopped.signum if isinstance(stopped, Stopped) else signal.SIGINT))
         except UserError as error:
-            # `dvc exp run -S` has written the setting there, and leaves it.
+            # `dvc exp run -S` has written the setting there, and does not undo it.
             stays = str(error).startswith("params.yaml: ") and "DVC_EXP_NAME" in os.environ
             sys.exit(f"error: {error}{STAYS if stays else ''}")
         except OSError as error:

@@ -1,7 +1,7 @@
-"""Reading params.yaml and writing small files so that a reader never sees half of one.
+"""Reading and writing small files; a reader never sees half of one.
 
-params.yaml is read with ruamel.yaml because YAML 1.2 reads ``1e-5`` as a number; PyYAML, which
-implements YAML 1.1, reads it as a string, and ``dvc exp run -S`` writes floats in that form.
+params.yaml is read with ruamel.yaml, whose YAML 1.2 reads ``1e-5`` as a number. PyYAML's YAML 1.1 reads a string, and
+``dvc exp run -S`` writes floats in that form.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-@lru_cache(maxsize=8)  # params.yaml takes a tenth of a second, and a command reads it several times
+@lru_cache(maxsize=8)  # parsing params.yaml takes a tenth of a second, and a command reads it several times
 def _parsed(text: str) -> Any:
     return YAML(typ="safe", pure=True).load(text)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; on success it is flushed to disk and renamed onto it.
+    """Yield a temporary path beside ``path``; on success flush that file to disk and rename it to ``path``.
 
     A process killed inside the block leaves the old file, or none, never half a new one.
     """
@@ -76,7 +76,7 @@ def replacing(path: Path) -> Iterator[Path]:
             os.fsync(written.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        error.filename = error.filename or str(path)  # a full disk should say what could not be written
+        error.filename = error.filename or str(path)  # for the sentence about a full disk
         raise
     finally:
         temporary.unlink(missing_ok=True)
@@ -89,7 +89,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of what is in the file ``path``."""
+    """Return the SHA-256 of the content of the file ``path``."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -108,8 +108,8 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def write_rows(path: Path, rows: Sequence[Sequence[Any]], schema: pyarrow.Schema) -> None:
-    """Write ``rows``, of a value for each column of ``schema``, to the parquet file ``path`` atomically."""
-    import pyarrow  # slow to import, which settings need not wait for
+    """Write ``rows``, each with a value for every column of ``schema``, to the parquet file ``path`` atomically."""
+    import pyarrow  # slow to import, and reading settings does not need it
     import pyarrow.parquet
 
     columns = zip(*rows, strict=True) if rows else [()] * len(schema)
@@ -119,11 +119,11 @@ def write_rows(path: Path, rows: Sequence[Sequence[Any]], schema: pyarrow.Schema
 
 
 def csv_rows(lines: Iterable[str], path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number of the line that each row of a CSV file begins in and its values; blank lines are left out.
+    """Yield each row of a CSV file: the number of the line that it begins in, and its values. Blank lines are skipped.
 
-    ``lines`` are those of ``path`` with their ends. Raises :class:`UserError`, which names the line, for what the
-    strict reader of ``csv`` refuses and for a row that has not as many values as the first. pandas is less strict: it
-    reads a quoted text on to the next quote in any line, fills short rows, and takes a value too many for an index.
+    ``lines`` are the lines of ``path`` with their ends. Raises :class:`UserError`, which names the line, where the
+    strict reader of ``csv`` refuses a row, and where a row has more or fewer values than the first. pandas is laxer: it
+    reads a quoted text on to the next quote in any line, fills short rows, and makes an index of a value too many.
     """
     csv.field_size_limit(LONGEST_CSV_FIELD)
     reader, columns, line = csv.reader(lines, strict=True), 0, 1

@@ -1,11 +1,10 @@
-"""What a stage's results depend on, and the folder in which a run keeps its checkpoints until it is finished.
+"""Digests of the sources that a stage depends on, and the scratch folder of a run's checkpoints.
 
-That folder lies outside the outputs that DVC clears before a stage runs, under the top folder of the project even when
-an experiment runs in a temporary copy of it.
+DVC clears a stage's outputs before the stage runs, so the scratch folder lies outside them: under the top folder of the
+project, even when an experiment runs in a temporary copy of it.
 
-The sources of a stage are digested to one small file for all of its runs. With thousands of runs, each naming every
-package that it depends on, DVC would read, hash and write the same lines thousands of times. So each names this file
-alone, which changes exactly when one of those packages does.
+One small file per stage has the digests of its packages, and all runs of the stage depend on that file. If each run
+named the packages, DVC would read, hash and write the same lines for each of thousands of runs.
 """
 
 from __future__ import annotations
@@ -29,31 +28,31 @@ PACKAGES = {
     "train": TRAINING,
     "diagnose": ("common", "config", "formats", "numerics", "data", "model", "metrics", "diagnostics"),
 }
-NO_SOURCES = {".md", ".pyc"}  # pages say what code does, and no stage reads them
+NO_SOURCES = {".md", ".pyc"}  # no stage reads these
 
 
 def source_files(folder: Path) -> list[Path]:
-    """Return the files of a package that its results can depend on, in one order on every machine."""
+    """Return the files of a package that results can depend on, in the same order on every machine."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.suffix not in NO_SOURCES]
     return sorted(path for path in files if "__pycache__" not in path.parts)
 
 
 def digest(files: list[Path], top: Path) -> str:
     """Return the SHA-256 of the files' names below ``top`` and contents."""
-    whole = hashlib.sha256()
+    hashed = hashlib.sha256()
     for path in files:
-        whole.update(f"{path.relative_to(top).as_posix()} {sha256_of(path)}\n".encode())
-    return whole.hexdigest()
+        hashed.update(f"{path.relative_to(top).as_posix()} {sha256_of(path)}\n".encode())
+    return hashed.hexdigest()
 
 
 def write_digests(top: Path, out: Path) -> None:
     """Write ``out/<stage>.json`` for each stage of `PACKAGES`: a digest for each package and for the stage's script."""
     packages = {name for names in PACKAGES.values() for name in names}
-    found = {name: digest(source_files(top / "altgrad" / name), top) for name in packages}
+    digests = {name: digest(source_files(top / "altgrad" / name), top) for name in packages}
     for stage, names in PACKAGES.items():
         script = f"stages/{stage}.py"
-        own = {f"altgrad/{name}": found[name] for name in names} | {script: digest([top / script], top)}
-        write_json(out / f"{stage}.json", own)
+        of_stage = {f"altgrad/{name}": digests[name] for name in names} | {script: digest([top / script], top)}
+        write_json(out / f"{stage}.json", of_stage)
 
 
 def project_root() -> Path:
@@ -62,10 +61,10 @@ def project_root() -> Path:
 
 
 def link_ignored(folder: Path) -> None:
-    """Link the files of ``folder`` that git ignores into the working directory, where that is a temporary copy.
+    """Link the files of ``folder`` in the project into the working directory, where that is a temporary copy.
 
-    `dvc exp run --temp` and the queue run stages in a copy of what git tracks. DVC hashes a stage's dependencies once
-    more when the stage ends, so that it records the files that are linked here.
+    `dvc exp run --temp` and the queue run stages in a copy of the files that git tracks. DVC hashes the dependencies of
+    a stage again when it ends, so it records the linked files.
     """
     source = project_root() / folder
     if source == folder.resolve():
@@ -78,20 +77,20 @@ def link_ignored(folder: Path) -> None:
 
 
 def training_digest(tokens: Path) -> str:
-    """Return the SHA-256 of what decides the bits of a run beside its cell: sources, token files, version of torch."""
-    whole, package = hashlib.sha256(), Path(altgrad.__file__).parent
+    """Return the SHA-256 of everything that decides a run's bits beside its cell: sources, token files, torch."""
+    hashed, package = hashlib.sha256(), Path(altgrad.__file__).parent
     sources = [file for name in TRAINING for file in source_files(package / name)]
     for file in [*sources, tokens / "meta.json", tokens / "train.bin", tokens / "val.bin"]:
-        whole.update(sha256_of(file).encode())
-    whole.update(version("torch").encode())
-    return whole.hexdigest()
+        hashed.update(sha256_of(file).encode())
+    hashed.update(version("torch").encode())
+    return hashed.hexdigest()
 
 
 @contextmanager
 def only_worker(scratch: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of ``scratch``, made if need be; ``on_wait`` is called if another process holds it.
+    """Hold the lock of the folder ``scratch``, which is created if need be.
 
-    A second worker on the same cell waits here and then finds the finished checkpoint.
+    A second worker on the same cell calls ``on_wait``, waits, and then finds the finished checkpoint.
     """
     while True:
         scratch.mkdir(parents=True, exist_ok=True)
@@ -106,14 +105,14 @@ def only_worker(scratch: Path, on_wait: Callable[[], None]) -> Iterator[None]:
 
 
 def mark_finished(scratch: Path) -> None:
-    """Record that the results of the run in ``scratch`` are written, so that it may be discarded."""
+    """Record that the results of the run in ``scratch`` are written, so that the folder may be removed."""
     (scratch / "finished").touch()
 
 
 def discard_finished(root: Path, key: str = "*") -> None:
-    """Remove the scratch directories of finished runs of cell ``key``, or of every cell.
+    """Remove the scratch folders of finished runs of cell ``key``, or of every cell.
 
-    One that a process is at work in stays, and so does that of an interrupted run.
+    The folder of a run that is in progress or was interrupted stays.
     """
     for marker in (root / "scratch").glob(f"{key}-*/finished"):
         with open(marker.parent / "lock", "w") as lock:

@@ -1,16 +1,16 @@
 """Recipes: which layer is quantized how, as rules over layer names.
 
-A recipe is an ordered list of rules; a rule's pattern is a shell glob over the dotted names of the model's linear
+A recipe is an ordered list of rules. A rule's pattern is a shell glob over the dotted names of the model's linear
 layers, and the last rule that matches a layer decides it. A pattern that matches no layer is an error, because a
 misspelt pattern would otherwise train an unquantized model under a quantized model's name.
 
-`Rule` is an entry of ``recipes:`` in params.yaml as it is one of a `Recipe` in Python.
+A `Rule` is an entry of ``recipes:`` in params.yaml, and of a `Recipe` in Python.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -27,28 +27,28 @@ from altgrad.formats import Format
 T = TypeVar("T")
 PUBLISHED = Path(__file__).with_name("recipes.yaml")
 ROLES = ("weight", "input", "grad")
-#: Blocks and tiles that hardware multiplies, by granularity, size and scale; of one product both have one of the names.
+#: Names of the blocks and tiles that hardware multiplies, by granularity, size and scale. Both operands need one name.
 NATIVE_BLOCKS = {
     ("block", 32, "E8M0"): "MXFP8",
     **{(kind, 128, scale): "blocks of 128" for kind in ("block", "tile") for scale in ("float32", "E8M0")},
     ("block", 16, "E4M3"): "NVFP4",
     ("tile", 16, "E4M3"): "NVFP4",
 }
-#: Formats of these, and of the scales that hardware applies to the result.
+#: Formats that hardware multiplies in these blocks, and with scales of tensors and rows that it applies to the result.
 NATIVE_FORMATS = {
     "granularity tensor": ("E4M3", "E5M2"), "granularity row": ("E4M3", "E5M2"),
     "MXFP8": ("E4M3",), "blocks of 128": ("E4M3",), "NVFP4": ("E2M1",),
 }  # fmt: skip
-HEADS = ("head", "*.head", "lm_head", "*.lm_head")  # patterns of what is called so, here and in transformers
-#: Patterns for any model in place of those that name the bench's own: a numbered module's layers are a block's.
+HEADS = ("head", "*.head", "lm_head", "*.lm_head")  # patterns of layers with this name, here and in transformers
+#: Patterns for any model, in place of the bench's own names: the layers of a numbered module are a block's.
 FOR_ANY_MODEL = {"head": HEADS, "blocks.*": ("*[0-9].*",)}
 _UNSAID: Any = object()
 
 _ROWS = {"format": "E4M3", "granularity": "row", "scale": "E8M0"}
-#: What torchao's float8 recipes quantize, and how: for whoever does without torchao. `altgrad.model.torchao` reads the
-#: same from torchao itself and refuses a layer that it would quantize otherwise. Scales are those of the forward
-#: product, for ``grad`` of the product with the weight; ``rowwise_with_gw_hp`` computes the weight's gradient from
-#: tensors that are not quantized.
+#: What torchao's float8 recipes quantize, and how, for readers without torchao. `altgrad.model.torchao` compares this
+#: with torchao itself and refuses a layer that torchao would quantize otherwise. Scales are those of the forward
+#: product, for ``grad`` those of the product with the weight. ``rowwise_with_gw_hp`` computes the weight's gradient
+#: from unquantized tensors.
 TORCHAO_RECIPES: dict[str, dict[str, dict[str, str]]] = {
     "tensorwise": {"weight": {"format": "E4M3"}, "input": {"format": "E4M3"}, "grad": {"format": "E5M2"}},
     "rowwise": {"weight": _ROWS, "input": _ROWS, "grad": _ROWS},
@@ -57,7 +57,7 @@ TORCHAO_RECIPES: dict[str, dict[str, dict[str, str]]] = {
 
 
 def _native_kind(role: str, tensor: TensorRecipe) -> str | None:
-    """Return what all tensors of a layer must share for `backend: native`, ``None`` for what hardware has not."""
+    """Return the kind of scales that all tensors of a native layer share; ``None`` if hardware does not have it."""
     if tensor.granularity in ("tensor", "row"):
         return f"granularity {tensor.granularity}"
     if tensor.granularity == "tile" and role != "weight":
@@ -68,8 +68,8 @@ def _native_kind(role: str, tensor: TensorRecipe) -> str | None:
 class LayerRecipe(Settings):
     """How a linear layer is quantized; a tensor without a recipe stays in the compute dtype.
 
-    A layer with ``torchao`` is handed to torchao's float8 recipe of that name (see :mod:`altgrad.model.torchao`), which
-    decides everything else: what it quantizes stands in ``weight``, ``input`` and ``grad`` once the section is read.
+    With ``torchao`` torchao's float8 recipe of that name quantizes the layer (see :mod:`altgrad.model.torchao`) and
+    decides everything else. Reading the section fills ``weight``, ``input`` and ``grad`` with what it quantizes.
     """
 
     weight: Quantized = Field(None, description="of the layer; none: not quantized")
@@ -103,18 +103,12 @@ class LayerRecipe(Settings):
         if self.torchao is not None:
             self._leave_it_to_torchao(self.torchao, info)
             return self
-        self._require_alone_if_virtual()
-        if self.save == "codes":
-            self._require_codes()
-        if self.backend == "native":
-            self._require_native()
-        if self.hadamard:
-            self._require_rotatable()
-        self._require_of_gradient_if_ms_eden()
+        for mistake in self._mistakes():
+            raise ValueError(mistake)
         return self
 
     def _leave_it_to_torchao(self, name: str, info: ValidationInfo) -> None:
-        """Fill in what torchao quantizes, unless that stands there already, as in a resolved cell."""
+        """Fill in what torchao quantizes; in a resolved cell it is filled in already."""
         for role, settings in TORCHAO_RECIPES[name].items():
             tensor = TensorRecipe.model_validate(settings, context=info.context)
             if getattr(self, role) not in (None, tensor):
@@ -124,72 +118,65 @@ class LayerRecipe(Settings):
             if setting in self.changed():
                 raise ValueError(f"torchao: {name} has no setting {setting}; remove {setting} or torchao")
 
-    def _require_alone_if_virtual(self) -> None:
-        for role in ("input", "grad"):
-            if (tensor := getattr(self, role)) is not None and tensor.virtual:
-                raise ValueError(f"virtual is for the weight, whose optimizer sees the format; remove it from {role}")
-        if self.weight is not None and self.weight.virtual:
-            stated = [name for name in LayerRecipe.model_fields if name in self.changed() and name != "weight"]
-            if stated:
-                raise ValueError(f"a layer whose weight is virtual quantizes nothing; remove {stated[0]}")
-
-    def _require_of_gradient_if_ms_eden(self) -> None:
-        for role in ROLES:
-            if (tensor := getattr(self, role)) is None or tensor.rounding != "MS-EDEN":
-                continue
-            if role != "grad":
-                raise ValueError(f"rounding MS-EDEN is for grad, whose products it rotates; remove it from {role}")
-            if self.hadamard:
-                raise ValueError("rounding MS-EDEN rotates both backward products itself; remove hadamard")
-
-    def _require_codes(self) -> None:
-        for role in ("weight", "input"):
-            tensor = getattr(self, role)
-            if tensor is not None and tensor.granularity != "tensor":
-                raise ValueError(
-                    f"save codes needs granularity tensor, not {tensor.granularity}: with finer scales the backward "
-                    "products quantize the tensor itself anew, so it has to be kept"
-                )
-            if tensor is not None and isinstance(tensor.format, Format) and tensor.format.bits > 8:
-                raise ValueError(f"save codes needs formats of at most 8 bits, and {tensor.format.name} has more")
-
-    def _require_native(self) -> None:
-        tensors = self.tensors()
-        names, needed = {}, "backend native needs weight, input and grad in E4M3 or E5M2, or all in NVFP4"
+    def _mistakes(self) -> Iterator[str]:
+        """Yield a sentence for each setting that contradicts another one."""
+        tensors = {role: tensor for role, tensor in self.tensors().items() if tensor is not None}
         for role, tensor in tensors.items():
-            if tensor is None:
-                raise ValueError(f"{needed}; {role} is not quantized")
-            names[role] = tensor.format.name if isinstance(tensor.format, Format) else None
-            if names[role] is not None and not any(names[role] in formats for formats in NATIVE_FORMATS.values()):
-                raise ValueError(f"{needed}; {role} is {names[role]}")
-        kinds = {role: _native_kind(role, tensor) for role, tensor in tensors.items() if tensor is not None}
-        if len(set(kinds.values())) > 1 or None in kinds.values():
-            raise ValueError(
+            if tensor.virtual and role != "weight":
+                yield f"virtual is for the weight, whose optimizer sees the format; remove it from {role}"
+            if tensor.rounding == "MS-EDEN" and role != "grad":
+                yield f"rounding MS-EDEN is for grad, whose products it rotates; remove it from {role}"
+            if tensor.scaling != "dynamic" and role != "weight" and self.hadamard:
+                needed = f"hadamard {self.hadamard} needs scaling dynamic"
+                yield f"{needed}, not {tensor.scaling} of {role}, which is rotated"
+            if self.save == "codes" and role != "grad":
+                if tensor.granularity != "tensor":
+                    yield (
+                        f"save codes needs granularity tensor, not {tensor.granularity}: with finer scales the "
+                        "backward products quantize the tensor itself anew, so it has to be kept"
+                    )
+                if isinstance(tensor.format, Format) and tensor.format.bits > 8:
+                    yield f"save codes needs formats of at most 8 bits, and {tensor.format.name} has more"
+        if self.hadamard and self.gradient != "straight-through":
+            yield f"hadamard {self.hadamard} needs gradient straight-through"
+        if self.hadamard and self.grad is not None and self.grad.rounding == "MS-EDEN":
+            yield "rounding MS-EDEN rotates both backward products itself; remove hadamard"
+        if self.virtual_weight is not None:
+            for name in self.changed():
+                if name in LayerRecipe.model_fields and name != "weight":
+                    yield f"a layer whose weight is virtual quantizes nothing; remove {name}"
+        if self.backend == "native":
+            yield from self._native_mistakes(tensors)
+
+    def _native_mistakes(self, tensors: Mapping[str, TensorRecipe]) -> Iterator[str]:
+        """Yield a sentence for each setting of a native layer that no hardware has."""
+        needed = "backend native needs weight, input and grad in E4M3 or E5M2, or all in NVFP4"
+        names = {role: getattr(tensor.format, "name", None) for role, tensor in tensors.items()}  # None: not yet known
+        for role in ROLES:
+            if role not in tensors:
+                yield f"{needed}; {role} is not quantized"
+            elif names[role] and not any(names[role] in formats for formats in NATIVE_FORMATS.values()):
+                yield f"{needed}; {role} is {names[role]}"
+        kinds = {_native_kind(role, tensor) for role, tensor in tensors.items()}
+        kind = kinds.pop()
+        if kinds or kind is None:
+            yield (
                 "backend native needs one granularity for weight, input and grad: tensor, row, block of 32 with scale "
                 "E8M0 (MXFP8), block of 16 with scale E4M3 (NVFP4), or block of 128 with scale float32 or E8M0, of the "
                 "weight also tile of 16 or 128"
             )
-        (kind,) = filter(None, set(kinds.values()))
+            return
         for role, name in names.items():
-            if name is not None and name not in NATIVE_FORMATS[kind]:
-                own = " and ".join(NATIVE_FORMATS[kind])
-                raise ValueError(f"backend native multiplies {kind} in {own} alone; {role} is {name}")
-        if self.grad is not None and self.grad.rounding == "MS-EDEN":
-            raise ValueError("backend native has no MS-EDEN, whose products round what they are given anew")
+            if name and name not in NATIVE_FORMATS[kind]:
+                formats = " and ".join(NATIVE_FORMATS[kind])
+                yield f"backend native multiplies {kind} in {formats} alone; {role} is {name}"
+        if tensors["grad"].rounding == "MS-EDEN":
+            yield "backend native has no MS-EDEN, whose products round what they are given anew"
         for a, b in (("input", "weight"), ("grad", "weight"), ("grad", "input")):
             if names[a] == names[b] == "E5M2":
-                raise ValueError(f"backend native has no product of E5M2 and E5M2, which {a} and {b} both are")
+                yield f"backend native has no product of E5M2 and E5M2, which {a} and {b} both are"
         if self.save == "codes":
-            raise ValueError("backend native keeps 8-bit operands as it is; leave out save codes")
-
-    def _require_rotatable(self) -> None:
-        needed = f"hadamard {self.hadamard} needs"
-        for role in ("input", "grad"):
-            tensor = getattr(self, role)
-            if tensor is not None and tensor.scaling != "dynamic":
-                raise ValueError(f"{needed} scaling dynamic, not {tensor.scaling} of {role}, which is rotated")
-        if self.gradient != "straight-through":
-            raise ValueError(f"{needed} gradient straight-through")
+            yield "backend native keeps 8-bit operands as it is; leave out save codes"
 
     def tensors(self) -> dict[str, TensorRecipe | None]:
         return {role: getattr(self, role) for role in ROLES}
@@ -200,11 +187,11 @@ class LayerRecipe(Settings):
 
     @property
     def virtual_weight(self) -> TensorRecipe | None:
-        """The format that the weight's optimizer sees and no product does, ``None`` for any other layer."""
+        """The recipe of a weight whose optimizer sees a format that no product uses; ``None`` for any other weight."""
         return self.weight if self.weight is not None and self.weight.virtual else None
 
     def on(self, layers: str, *, required: bool = True) -> Rule:
-        """Return the rule that the layers whose name matches ``layers`` are quantized so."""
+        """Return the rule that quantizes the layers whose names match ``layers`` like this."""
         return Rule(
             layers=layers, required=required, **{name: getattr(self, name) for name in LayerRecipe.model_fields}
         )
@@ -228,26 +215,29 @@ class Rule(LayerRecipe):
 
 
 def last_matching(names: Sequence[str], rules: Iterable[tuple[str, float, T]]) -> dict[str, T]:
-    """Return for each name what the last of ``rules`` says that is for it: its pattern, its share of hits, the word."""
-    found: dict[str, T] = {}
-    for pattern, share, said in rules:
+    """Return for each name the value of the last rule that matches it.
+
+    A rule is a pattern, the share of its hits that it decides (the last ones), and a value.
+    """
+    values: dict[str, T] = {}
+    for pattern, share, value in rules:
         hits = [name for name in names if fnmatchcase(name, pattern)]
-        found.update(dict.fromkeys(hits[-math.ceil(len(hits) * share) :], said))
-    return found
+        values.update(dict.fromkeys(hits[-math.ceil(len(hits) * share) :], value))
+    return values
 
 
 _RULES = "such as Rule(layers='*', weight='E4M3')"
 
 
 def _listed(value: Any) -> Any:
-    """Return rules as a tuple; refuse what is one rule, or a name."""
+    """Return rules as a tuple; refuse a single rule and a name."""
     if isinstance(value, (str, Mapping, Settings)) or not isinstance(value, Iterable):
         raise ValueError(f"expected a list of rules, [{_RULES.removeprefix('such as ')}], not {_shown(value)}")
     return tuple(value)
 
 
 def _rule(value: Any) -> Any:
-    """Refuse what is no rule, with what to write instead."""
+    """Return a rule; refuse anything else, with what to write instead."""
     if isinstance(value, (Rule, Mapping)):
         return value
     if isinstance(value, LayerRecipe):
@@ -269,11 +259,11 @@ class Recipe(Settings):
 
     @classmethod
     def named(cls, name: str) -> Recipe:
-        """Return a recipe as published, such as ``NVFP4``: what an entry of that name in the bench's grid trains.
+        """Return a published recipe, such as ``NVFP4``; ``recipes.yaml`` beside this file has them all.
 
-        ``recipes.yaml`` beside this file has them all. On the bench's model the rules choose the same layers. On
-        others a head is a layer called ``head`` or ``lm_head`` (at any depth), and blocks are numbered modules. Raises
-        ``ValueError`` with the nearest names for an unknown one.
+        It is the recipe that a grid entry of that name trains, and chooses the same layers of the bench's model. In
+        other models a head is a layer called ``head`` or ``lm_head`` (at any depth), and blocks are numbered modules.
+        Raises ``ValueError`` with the nearest names for an unknown one.
         """
         published = published_recipes()
         if name not in published:
@@ -286,14 +276,15 @@ class Recipe(Settings):
 
     @classmethod
     def uniform(cls, format: str | Format, *, grad: str | Format | None = _UNSAID, **options: Any) -> Recipe:
-        """Quantize weights and inputs of every linear layer in ``format``, incoming gradients in ``grad``, E5M2 if
-        that is left out.
+        """Return a recipe for every linear layer: weights and inputs in ``format``, incoming gradients in ``grad``.
 
-        Each is a format, or the name of a block format such as MXFP8, whose scales it brings along; with one, ``grad``
-        must be said. A layer called ``head`` or ``lm_head`` (at any depth) keeps its input unquantized, as in FP8
-        training practice. ``options`` are fields of :class:`TensorRecipe`, for all three tensors, or of
-        :class:`LayerRecipe`. The native backend has no product with an unquantized input, so there the head is
-        quantized like the other layers.
+        A layer called ``head`` or ``lm_head`` (at any depth) keeps its input unquantized, as in FP8 training practice.
+        The native backend has no product with an unquantized input, so there the head is like the other layers.
+
+        Args:
+            format: a format, or the name of a block format such as MXFP8, which brings its scales along.
+            grad: the same for gradients, or None to leave them unquantized. Default: E5M2; a block format has none.
+            options: fields of :class:`TensorRecipe`, for all three tensors, or of :class:`LayerRecipe`.
         """
         if grad is _UNSAID:
             if isinstance(format, str) and format in BLOCK_FORMATS:
@@ -317,7 +308,7 @@ class Recipe(Settings):
         return cls(rules=tuple(rules))
 
     def match(self, layers: Iterable[str]) -> dict[str, LayerRecipe]:
-        """Return the recipe of each layer that is quantized at all, or whose weight lends its spacing alone.
+        """Return the recipe of each layer that is quantized, or whose optimizer sees a format.
 
         Raises ``ValueError`` when a required pattern matches none of ``layers``.
         """

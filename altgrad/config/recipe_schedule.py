@@ -1,8 +1,8 @@
-"""A recipe that changes during a run: which entry it begins with, and when another takes over.
+"""A recipe that changes during a run: the entry that it begins with, and when another takes over.
 
-The settings of ``recipes:`` are here; what a resolved cell has of them is `CellSwitch`, with the rules in place of a
-name. A run goes forward through the list only. It is in the last switch whose share of the steps has passed; what one
-waits ``when`` for takes the next of that kind. So a run that needed no help changes at its share all the same.
+These are the settings in ``recipes:``. `CellSwitch` is a switch in a resolved cell, with the rules of its recipe. A run
+goes forward through the schedule only: it is in the last switch whose share of the steps has passed, and a switch that
+waits ``when`` for something takes the next switch of that kind. So a run that needed no help changes at its share too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Trigger(Settings):
         "largest value"
     )  # fmt: skip
     spike: float | None = Field(
-        None, gt=1, le=1e9, description="the smoothed loss is above this multiple of its least in the recipe that is on"
+        None, gt=1, le=1e9, description="the smoothed loss is above this multiple of its minimum under the recipe"
     )
     nonfinite: bool = Field(False, description="a loss or gradient is NaN or infinite; the step is done again")
 
@@ -36,8 +36,8 @@ class Trigger(Settings):
 
 
 class Switch(Settings):
-    """A change of recipe, ``after`` a share of the steps or ``when`` something happens. All weights are kept, and so is
-    the optimizer's state; an amax history is where the tensor still has one of its length; other scales begin anew.
+    """A change of recipe, ``after`` a share of the steps or ``when`` something happens. All weights and the optimizer's
+    state are kept. A tensor keeps its amax history if it has one of the same length; other scales begin anew.
     """
 
     recipe: str = Field(min_length=1, description="entry of a grid, such as bf16, E5M2 or uniform_row.E5M2")
@@ -59,8 +59,7 @@ class ChangingRecipe(Settings):
 
     @model_validator(mode="after")
     def _goes_forward(self) -> ChangingRecipe:
-        shares = [switch.after for switch in self.schedule if switch.after is not None]
-        for earlier, later in pairwise(shares):
+        for earlier, later in pairwise(switch.after for switch in self.schedule if switch.after is not None):
             if later <= earlier:
                 raise ValueError(f"schedule has after {later} behind after {earlier}; list them in their order")
         return self
@@ -77,5 +76,5 @@ class CellSwitch(Switch):
     rules: list[Rule]
 
     def is_over(self, done: int, steps: int) -> bool:
-        """Whether its share of a run's ``steps`` is over when ``done`` of them are."""
+        """Whether the share of this switch has passed once ``done`` of a run's ``steps`` are done."""
         return self.after is not None and done >= round(self.after * steps)

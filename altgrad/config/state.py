@@ -10,7 +10,7 @@ from altgrad.config.base import Settings, as_format
 from altgrad.formats import Format
 from altgrad.formats.codebook import Codebook, codebook, map_names
 
-#: What torchao and bitsandbytes leave in float32 too.
+#: torchao and bitsandbytes keep smaller parameters in float32 too.
 LEAST = 4096
 
 
@@ -18,16 +18,16 @@ def _format_or_map(value: Any, info: ValidationInfo) -> Format | str:
     if isinstance(value, str) and value in map_names():
         return value
     if isinstance(value, str) and info.context is not None and value not in info.context:
-        codebook(value)  # whose error has near matches among maps too
+        codebook(value)  # its error has near matches among maps too
     return as_format(value, info)
 
 
 class Moment(Settings):
     """How one moment is stored: as the codes of a format or a map, and their scales.
 
-    Besides formats, unsigned ones such as ``UE4M4`` among them, there are the maps of bitsandbytes and torchao:
-    ``dynamic8`` and ``unsigned_dynamic8`` (Dettmers et al. 2021, arXiv:2110.02861), ``dynamic4`` and
-    ``unsigned_linear4`` (Li et al. 2023, arXiv:2309.01507). Codes of up to 4 bits are stored two in a byte.
+    Formats may be unsigned, such as ``UE4M4``. The maps are those of bitsandbytes and torchao: ``dynamic8`` and
+    ``unsigned_dynamic8`` (Dettmers et al. 2021, arXiv:2110.02861), ``dynamic4`` and ``unsigned_linear4`` (Li et al.
+    2023, arXiv:2309.01507). Codes of up to 4 bits are stored two in a byte.
     """
 
     format: Annotated[
@@ -40,7 +40,7 @@ class Moment(Settings):
     block: int = Field(256, ge=2, le=1 << 20, description="granularity: block: elements of the flattened tensor")
     scale: Literal["float32", "E8M0"] = Field("float32", description="format of the scale; E8M0 is rounded up")
     rounding: Literal["nearest", "stochastic"] = Field(
-        "nearest", description="to the nearest value, or to one of the two neighbours by chance, right on average"
+        "nearest", description="to the nearest value, or stochastically to one of the two neighbours"
     )
     root: bool = Field(False, description="v: its square root is stored")
     expand: bool = Field(
@@ -67,7 +67,7 @@ class Moment(Settings):
 
 
 def _moment(value: Any) -> Any:
-    """Let ``m: E4M3`` stand for ``m: {format: E4M3}``, ``float32`` for none."""
+    """Turn ``m: E4M3`` into ``m: {format: E4M3}``, and ``float32`` into None."""
     if isinstance(value, str):
         return None if value == "float32" else {"format": value}
     return {"format": value} if isinstance(value, Format) else value
@@ -77,7 +77,7 @@ StoredMoment = Annotated[Moment | None, BeforeValidator(_moment)]
 
 
 class State(Settings):
-    """What the optimizer keeps of each parameter between steps, and in what; float32 where nothing is said."""
+    """How the optimizer stores its state of each parameter between steps; a moment that is left out is float32."""
 
     m: StoredMoment = Field(None, description="the first moment, or the momentum; a format's name or a section")
     v: StoredMoment = Field(None, description="the second moment, which is not negative")
@@ -87,15 +87,14 @@ class State(Settings):
     def _settings_go_together(self) -> State:
         if self.m is None and self.v is None:
             raise ValueError("name a format for m, for v or for both, or remove state")
-        if self.m is not None:
-            if self.m.root:
-                raise ValueError("m.root: only v, which is not negative, has a root; remove it")
-            if not isinstance(self.m.format, str) or self.m.format in map_names():
-                book = self.m.codebook
-                if not book.signed:
-                    raise ValueError(f"m.format: {book.name} is unsigned, and a first moment has a sign")
+        if self.m is not None and self.m.root:
+            raise ValueError("m.root: only v, which is not negative, has a root; remove it")
+        if self.m is not None and (not isinstance(self.m.format, str) or self.m.format in map_names()):
+            book = self.m.codebook
+            if not book.signed:
+                raise ValueError(f"m.format: {book.name} is unsigned, and a first moment has a sign")
         return self
 
     def of(self, name: str) -> Moment | None:
-        """Return how the state tensor of that name is stored; None: as it is."""
+        """Return how the state tensor of that name is stored; ``None``: as it is."""
         return {"exp_avg": self.m, "momentum_buffer": self.m, "exp_avg_sq": self.v}.get(name)

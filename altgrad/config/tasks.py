@@ -1,6 +1,6 @@
 """What the models learn: the next token (``language``), or the labels of a document (``classify``).
 
-The primary metric of a task is what a report compares. A language run's resolved file knows nothing of tasks.
+A report compares the primary metric of the task. The resolved file of a language run has no section for its task.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from altgrad.config.base import Settings
 
 TaskName = Literal["language", "classify"]
 Found = Literal["micro_f1", "macro_f1", "f1_rare", "f1_common", "map", "ndcg_at_5", "r_precision"]
-#: How well labels are found (`altgrad.data.labels`), as tables call it; higher is better.
+#: The metrics of a classifier (`altgrad.data.labels`) and their names in tables; higher is better.
 TITLES: dict[Found, str] = {
     "micro_f1": "micro F1", "macro_f1": "macro F1", "f1_rare": "F1 of rare labels", "f1_common": "F1 of common labels",
     "map": "mAP", "ndcg_at_5": "nDCG@5", "r_precision": "R-precision",
 }  # fmt: skip
-#: The columns of every run's history.csv. Those of a classifier on validation documents stand behind them.
+#: The columns of every run's history.csv; a classifier's has its metrics on validation documents behind them.
 HISTORY = ("step", "tokens", "lr", "train_loss", "val_loss", "grad_norm", "clipped_frac")
-#: The columns of a run's files that have them, of validation and of test documents.
+#: The columns of a classifier's metrics in its run's files, on validation and on test documents.
 ON_VALIDATION, ON_TEST = ({name: f"{split}_{name}" for name in TITLES} for split in ("val", "test"))
 
 
@@ -51,9 +51,8 @@ class Classifier(Settings):
 class Classify(Classifier):
     """Which labels a document has, several or none: binary cross-entropy for each label.
 
-    A document is read in pieces of `context` tokens, each with all of its labels; what a model says of a document is
-    the mean of its pieces' logits. Thresholds are chosen on validation documents, final metrics are those of test
-    documents.
+    A document is read in pieces of `context` tokens, each with all of its labels. The score of a document is the mean
+    of its pieces' logits. Thresholds are chosen on validation documents; final metrics are those of test documents.
     """
 
     primary: Found = Field(
@@ -71,16 +70,16 @@ class Tasks(Settings):
     classify: Classify = Field(Classify(), description="the labels of a document")
 
 
-#: Fewer documents or sequences than this stand for no others: the usual least number from which a mean's error is
-#: trusted. Documents differ more than seeds do, and all seeds share them, so that more seeds do not help.
+#: The usual least sample for a trusted error of a mean. A difference on fewer documents or sequences may not hold on
+#: others. More seeds do not help: all seeds share the documents, which differ more than seeds do.
 FEWEST = 30
 
 
 class ComparedOn(NamedTuple):
     """The text that runs are compared on, counted before any of them trains.
 
-    ``documents`` are those of the split, ``sequences`` what is taken of the validation split, at most ``room``, in
-    pieces of ``context`` tokens. Classifiers are compared on all test documents.
+    Language models are compared on ``sequences`` of ``context`` tokens, of the ``room`` that the validation split has.
+    Classifiers are compared on all test documents. ``documents`` is the number of documents in that split.
     """
 
     split: str
@@ -93,9 +92,9 @@ class ComparedOn(NamedTuple):
     def of_splits(
         cls, splits: Mapping[str, Mapping[str, int]], sequences: int, context: int, chunks: int | None = None
     ) -> ComparedOn:
-        """Return it for ``train.eval_sequences`` and a context; ``chunks`` is that of a classifier.
+        """Return the text for ``train.eval_sequences`` and a context; ``chunks`` is a classifier's setting.
 
-        ``splits`` has documents and tokens by split, as data/tokens/meta.json does.
+        ``splits`` has the numbers of documents and tokens by split, as data/tokens/meta.json does.
         """
         if chunks is None:
             room = (splits["val"]["tokens"] - 1) // context
@@ -109,7 +108,7 @@ class ComparedOn(NamedTuple):
         return self.documents >= FEWEST and (self.split == "test" or self.sequences >= FEWEST)
 
     def notes(self, asked: int) -> list[str]:
-        """Return what to know before training, where less is there than ``asked`` for, or too little."""
+        """Return notes to read before training: fewer sequences than ``asked`` for, and too small a sample."""
         notes = []
         if asked > self.room:
             notes.append(f"train.eval_sequences is {asked}, and the validation split has {self.room}: all are taken")
@@ -123,7 +122,7 @@ class ComparedOn(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """What a grid compares: ``final`` in a run's metrics.json, ``on_validation`` in its history.csv, and its title."""
+    """The metric that a grid compares: its name in metrics.json, its column in history.csv, and its title."""
 
     final: str = "val_loss"
     on_validation: str = "val_loss"
@@ -133,6 +132,6 @@ class Compared(NamedTuple):
 
     @classmethod
     def of(cls, params: Mapping[str, Any]) -> Compared:
-        """Return what the settings in a grid's index name; those of a grid that models text name no task."""
+        """Return the metric that the settings in a grid's index name; a grid of language models names none."""
         name = params.get("primary")
         return cls() if name is None else cls(ON_TEST[name], ON_VALIDATION[name], TITLES[name], "", True)

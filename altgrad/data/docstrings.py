@@ -1,10 +1,10 @@
-"""A second corpus that needs no download: the documentation that installed packages carry in their docstrings.
+"""A second corpus that needs no download: the docstrings of installed packages.
 
     python -m altgrad.data.docstrings data/corpus/docstrings torch scipy pandas numpy matplotlib
 
-writes one text per module, for ``corpus: local``. The source is parsed and nothing is imported, so that the same
-versions, of Python too, give the same texts on every machine. Left out are tests, modules that this Python cannot
-parse, and a docstring that another module has shown already.
+writes one text per module, for ``corpus: local``. Sources are parsed and nothing is imported, so the same versions of
+packages and Python give the same texts on every machine. Tests, modules that this Python cannot parse, and docstrings
+that occurred in an earlier module are left out.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pathlib import Path
 
 from altgrad.common.errors import UserError, run_stage
 
-LEAST = 500  # characters; modules with less have little but a line for each function
+LEAST = 500  # characters; modules with less have little more than a line for each function
 DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def write_docstrings(folder: Path, packages: Sequence[str]) -> int:
-    """Write a text per module of ``packages`` into the empty or new ``folder``; return how many there are.
+    """Write a text per module of ``packages`` into the empty or new ``folder``; return the number of texts.
 
-    Raises :class:`UserError` for a folder with something in it, and for a package that is not installed.
+    Raises :class:`UserError` for a folder that is not empty, and for a package that is not installed.
     """
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; name a new folder, so that the corpus is these texts alone")
@@ -45,7 +45,7 @@ def write_docstrings(folder: Path, packages: Sequence[str]) -> int:
 
 
 def docstrings(source: str) -> Iterator[str]:
-    """Yield the docstrings of a module and of all that it defines, from top to bottom, without their indentation."""
+    """Yield the docstrings of a module and of its definitions, from top to bottom, without their indentation."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of escapes in other people's strings
         try:

@@ -1,7 +1,7 @@
 """Data sets of the Hugging Face hub, and local folders in the hub's layout (data files and README.md).
 
-Everything that can go wrong on the way (no network, a misspelt name, a data set that is a script,
-a missing column) ends in one sentence that names a corpus to use instead.
+Every failure (no network, a misspelt name, a data set that is a script, a missing column) ends in one sentence that
+names a corpus to use instead.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ BATCH_ROWS = 256
 
 
 def documents(corpus: HubCorpus, split: Split) -> Iterator[str]:
-    """Yield the texts of ``split``, leaving out blank rows.
+    """Yield the texts of ``split`` without blank rows.
 
-    Nothing is yielded for a test split that the data set lacks, unless ``corpus.splits`` was written
-    out and names it. Raises :class:`UserError` for every way in which a data set cannot be had.
+    A test split that the data set lacks yields nothing, unless the settings name it in ``splits``. Raises
+    :class:`UserError` where the data set, the split or the column cannot be read.
     """
     return (row.text for row in _rows(corpus, split, {"text": corpus.text}))
 
@@ -88,7 +88,7 @@ def _load(corpus: HubCorpus) -> dict:
 
     local = Path(corpus.path).is_dir()
     if not local and not datasets.config.HF_HUB_OFFLINE and not _reachable(constants.ENDPOINT):
-        # The library would retry for 23 seconds. Told that it is offline it goes straight to its cache.
+        # Otherwise the library would retry for 23 seconds before it reads its cache.
         datasets.config.HF_HUB_OFFLINE = True
     try:
         found = datasets.load_dataset(corpus.path, corpus.name, revision=corpus.revision)
@@ -113,7 +113,7 @@ def _load(corpus: HubCorpus) -> dict:
 
 
 def _require_strict_csv(config: Any) -> None:
-    """Raise `UserError` for a CSV file in which the library, by pandas, cuts or fills a row."""
+    """Raise `UserError` for a CSV file in which pandas, which the library uses, would cut or fill a row."""
     if getattr(config, "sep", None) == ",":  # others are not CSV, or no table
         for path in (Path(path) for paths in config.data_files.values() for path in paths):
             if path.suffix.lower() == ".csv":

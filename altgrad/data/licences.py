@@ -1,10 +1,9 @@
 """Licence texts: real legal English that one small wheel installs, so the bench works offline.
 
-``licensedcode-data`` (data under CC-BY-4.0) carries the licence texts and the notices ("rules") of the ScanCode licence
+``licensedcode-data`` (data under CC-BY-4.0) has the licence texts and the notices ("rules") of the ScanCode licence
 detector, one file each, with a YAML header between two ``---`` lines. Most notices are variations of one another, and
-near copies are dropped (`altgrad.data.corpora`). Whole licences come before notices and long before short, so that what
-remains is the fullest version of each text. False positives (texts that the detector must *not* take for a licence) are
-dropped too.
+near copies are dropped (`altgrad.data.corpora`). Whole licences come before notices and long texts before short ones:
+the fullest version of each text is kept. Texts that the detector must *not* take for a licence are dropped too.
 
 With the defaults: 4,217 documents and 12.25 million characters; train 3,331, val 470, test 416.
 """
@@ -26,16 +25,15 @@ from altgrad.data.corpora import Labelled, NearCopies, Split, hashed_split
 PACKAGE = "licensedcode"
 REQUIREMENT = "licensedcode-data==32.1.0"
 
-# The header may be empty and may end the file. It is YAML, but only some of its top-level lines matter
-# here, and a YAML parser would be most of the time that 37,000 files take.
+# The header may be empty and may end the file. It is YAML, of which a few top-level lines are needed; a YAML parser
+# would take most of the time of reading 37,000 files.
 HEADER = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 LANGUAGE = re.compile(r"^language:[ \t]*(\S+)", re.MULTILINE)
 FALSE_POSITIVE = re.compile(r"^is_false_positive:[ \t]*(?:yes|true)\b", re.MULTILINE)
 # ScanCode's marks around the words that a match must contain: annotation, not part of the text.
 REQUIRED_PHRASE = re.compile(r"\{\{|\}\}")
 
-
-# Where a header says so, the label is there: what kind of text it is, and what it names.
+# Labels by the line of the header that sets them: what kind of text it is, and what it names.
 FLAGS = {
     "text": "is_license_text", "notice": "is_license_notice", "reference": "is_license_reference",
     "tag": "is_license_tag", "exception": "is_exception", "names urls": "ignorable_urls",
@@ -47,7 +45,7 @@ OPERATORS = ("and", "or", "with")  # of an expression of licences
 
 
 class LicenceFile(NamedTuple):
-    """A file of the package: its name, which is its identity, its header, and its text without that."""
+    """A file of the package: its name, which decides its split, its header, and the text below the header."""
 
     name: str
     header: str
@@ -56,39 +54,38 @@ class LicenceFile(NamedTuple):
 
 def documents(corpus: LicencesCorpus, split: Split) -> Iterator[str]:
     """Yield the texts of ``split``; :class:`UserError` with the install command if the package is missing."""
-    return (_text(document) for document in _of_split(corpus, split))
+    return (_text(file) for file in _of_split(corpus, split))
 
 
 def labelled(corpus: LicencesCorpus, split: Split) -> Iterator[Labelled]:
-    """Yield the texts of ``split`` with their labels, raising as `documents`.
+    """Yield the texts of ``split`` with their labels; raises as `documents`.
 
-    ``categories`` are those of the licences that a text is of, such as Permissive; ``flags`` are these, what kind of
-    text it is, and whether it names such as URLs.
+    ``categories`` are the categories of the text's licences, such as Permissive. ``flags`` are the categories, the kind
+    of the text, and what it names, such as URLs.
     """
     categories = _categories(package_folder())
-    for document in _of_split(corpus, split):
-        labels = _labels(document, categories)
+    for file in _of_split(corpus, split):
+        labels = _labels(file, categories)
         kept = labels if corpus.labels == "flags" else [label for label in labels if label not in FLAGS]
-        yield Labelled(_text(document), tuple(kept), document.name)
+        yield Labelled(_text(file), tuple(kept), file.name)
 
 
 def _of_split(corpus: LicencesCorpus, split: Split) -> Iterator[LicenceFile]:
-    for document in _selected(package_folder(), corpus.min_characters, corpus.max_repeated):
-        if hashed_split(document.name) == split:
-            yield document
+    files = _selected(package_folder(), corpus.min_characters, corpus.max_repeated)
+    return (file for file in files if hashed_split(file.name) == split)
 
 
-def _text(document: LicenceFile) -> str:
-    return REQUIRED_PHRASE.sub("", document.text).strip()
+def _text(file: LicenceFile) -> str:
+    return REQUIRED_PHRASE.sub("", file.text).strip()
 
 
-def _labels(document: LicenceFile, categories: dict[str, str]) -> list[str]:
-    said: dict[str, str] = dict(LINE.findall(document.header))
-    licences = re.findall(r"[\w.+-]+", said.get("license_expression") or said.get("key", ""))
-    found = {categories[licence]: None for licence in licences if licence.lower() not in OPERATORS}
-    flags = [label for label, line in FLAGS.items() if said.get(line, "no") not in ("no", "false")]
-    whole = ["text"] if document.name.endswith(".LICENSE") else []
-    return list(found | dict.fromkeys(whole + flags))
+def _labels(file: LicenceFile, categories: dict[str, str]) -> list[str]:
+    header: dict[str, str] = dict(LINE.findall(file.header))
+    licences = re.findall(r"[\w.+-]+", header.get("license_expression") or header.get("key", ""))
+    labels = [categories[licence] for licence in licences if licence.lower() not in OPERATORS]
+    labels += ["text"] if file.name.endswith(".LICENSE") else []
+    labels += [label for label, line in FLAGS.items() if header.get(line, "no") not in ("no", "false")]
+    return list(dict.fromkeys(labels))
 
 
 @lru_cache(maxsize=1)
@@ -98,7 +95,7 @@ def _categories(folder: Path) -> dict[str, str]:
 
 
 def package_folder() -> Path:
-    """Return the package's data folder without importing the package, which may be all of ScanCode."""
+    """Return the package's data folder without importing the package, which may be the whole of ScanCode."""
     spec = importlib.util.find_spec(PACKAGE)
     for location in (spec.submodule_search_locations or ()) if spec else ():
         folder = Path(location) / "data"
@@ -116,25 +113,25 @@ def parse(content: str) -> tuple[str, str]:
     return header[1], content[header.end() :].strip()
 
 
-@lru_cache(maxsize=1)  # the three splits come from one selection, which takes seconds
+@lru_cache(maxsize=1)  # selecting takes seconds, and serves all three splits
 def _selected(folder: Path, min_characters: int, max_repeated: float) -> tuple[LicenceFile, ...]:
     copies = NearCopies(max_repeated)
-    return tuple(document for document in _in_order(folder, min_characters) if not copies.drops(document.text))
+    return tuple(file for file in _in_order(folder, min_characters) if not copies.drops(file.text))
 
 
 def _in_order(folder: Path, min_characters: int) -> Iterator[LicenceFile]:
     """Yield the English documents, licences before rules, long before short, then by name."""
     for subfolder, suffix in (("licenses", ".LICENSE"), ("rules", ".RULE")):
-        found = []
+        files = []
         for entry in os.scandir(folder / subfolder):
-            # A character is at least a byte: most rules are too short, and need not be opened.
+            # A character is at least a byte, so most rules are too short and need not be opened.
             if entry.name.endswith(suffix) and entry.stat().st_size >= min_characters:
                 header, text = parse(_read(Path(entry.path)))
                 language = LANGUAGE.search(header)
                 english = language is None or language[1] == "en"
                 if english and len(text) >= min_characters and not FALSE_POSITIVE.search(header):
-                    found.append(LicenceFile(entry.name, header, text))
-        yield from sorted(found, key=lambda document: (-len(document.text), document.name))
+                    files.append(LicenceFile(entry.name, header, text))
+        yield from sorted(files, key=lambda file: (-len(file.text), file.name))
 
 
 def _read(path: Path) -> str:

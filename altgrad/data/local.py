@@ -1,18 +1,17 @@
-"""The user's own text, by path. What the path is decides how it becomes documents and splits:
+"""The user's own text. The kind of the path decides how it becomes documents and splits:
 
-- a **folder**: every .txt and .md file below it is a document (hidden ones are left out); the split
-  is a hash of the file's path within the folder; a table among them is refused, and a warning counts other files;
-- a **text file** (.txt, .md): cut by position, the first 80% of its bytes train, the next 10% val,
-  the last 10% test, so that what is tested was not seen between two training paragraphs; within its
-  part, blank lines separate documents;
+- a **folder**: every .txt and .md file below it is a document, except hidden files. The split is a hash of the file's
+  path within the folder. A table among the files is refused, and a warning counts other files;
+- a **text file** (.txt, .md): its first 80 % of bytes are train, the next 10 % val, the last 10 % test, so no test text
+  lies between two training paragraphs. Within its split, blank lines separate documents;
 - a **table** (.parquet, .csv, .json, .jsonl): every row is a document, with a column of labels where documents are
-  classified; the split is a hash of its number.
+  classified. The split is a hash of the row's number.
 
-Any of these files may be compressed (.gz, .bz2, .zst), which changes no document and no split. Text is
-UTF-8. Documents shorter than ``min_characters`` are dropped here, near copies by `altgrad.data.write_tokens`.
+Any of these files may be compressed (.gz, .bz2, .zst), which changes no document and no split. Text is UTF-8. Documents
+shorter than ``min_characters`` are dropped here, near copies by `altgrad.data.write_tokens`.
 
-The ``datasets`` library does not take the place of these readers: it makes a date of a JSON text that looks
-like one, a null of the CSV field ``NA`` and of a column that a row lacks, and its errors name no column.
+The ``datasets`` library cannot replace these readers. It makes a date of a JSON text that looks like one, and a null of
+the CSV field ``NA`` and of a column that a row lacks; its errors name no column.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ from altgrad.common.files import csv_rows
 from altgrad.config.schema import LocalCorpus
 from altgrad.data.corpora import Labelled, Split, hashed_split, label_names
 
-Columns = dict[str, str]  # by setting, text and perhaps labels, the name of the column
-Row = dict[str, Any]  # by setting, what a row has there
+Columns = dict[str, str]  # names of columns by setting: text, and perhaps labels
+Row = dict[str, Any]  # values of a row by setting
 
 COMPRESSED = (".gz", ".bz2", ".zst")
 TEXT_SUFFIXES = (".txt", ".md")
@@ -71,7 +70,7 @@ def _kept(corpus: LocalCorpus, split: Split, columns: Columns) -> Iterator[Label
 
 
 def _unpacked(path: Path) -> Path:
-    """Return the path without the suffix of its compression."""
+    """Return the path without the suffix of a compression."""
     return path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
 
 
@@ -135,7 +134,7 @@ def _from_text_file(path: Path, split: Split) -> Iterator[str]:
 
 
 def _character_start(file: IO[bytes], position: int) -> int:
-    """Return the first position from ``position`` on that is not inside a UTF-8 character."""
+    """Return the first position at or behind ``position`` that is not inside a UTF-8 character."""
     file.seek(position)
     ahead = file.read(3)  # a character has at most three continuation bytes, 0b10xxxxxx
     return position + next((i for i, byte in enumerate(ahead) if byte & 0xC0 != 0x80), len(ahead))
@@ -169,7 +168,7 @@ def _parquet_rows(file: IO[bytes], path: Path, columns: Columns) -> Iterator[tup
 
 
 def _json_rows(file: IO[bytes], path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
-    """Yield the columns of the object on each line, or of those of an array; texts in an array are its column text."""
+    """Yield the columns of each object: one on each line, or the items of an array, which may be texts."""
     text = io.TextIOWrapper(file, encoding="utf-8-sig")
     array = text.read(1) == "["
     text.seek(0)
@@ -218,7 +217,7 @@ def _require_columns(where: object, columns: Columns, names: Any) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file, unpacked if it is compressed, to be read and decoded from any position."""
+    """Open a file for reading at any position, unpacked if it is compressed; errors become sentences."""
     packed = path != _unpacked(path)
     try:
         with tempfile.TemporaryFile() if packed else open(path, "rb") as file:
@@ -230,7 +229,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8 text; convert it, for example: iconv -f latin1 -t utf-8") from None
     except (OSError, NotImplementedError) as error:  # a damaged file, or a codec that pyarrow was built without
-        if getattr(error, "errno", None):  # the disk's errors have a number
+        if getattr(error, "errno", None):  # an error of the disk
             raise
         said = " ".join(str(error).split())
         raise UserError(f"{path} cannot be read ({said}); write it anew, or unpack it first") from None

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 
 from altgrad.diagnostics import ANALYSES, diagnose
 from altgrad.diagnostics.diagnose import Row
+from altgrad.metrics import Limit, Metric
 from altgrad.reporting.figures import SECTIONS, in_report, report_figures
 from tests.howto.conftest import Followed, Sources, blocks
 
@@ -103,6 +104,9 @@ def test_a_metric_of_the_diagnosis_is_one_file_with_its_limit(followed, monkeypa
     (copy.folder / "altgrad/diagnostics/again.py").write_text(source.replace("cancellation", "stable_rank"))
     with pytest.raises(AssertionError, match="metric stable_rank has two homes"):
         copy.run("-c", "import altgrad.diagnostics")
+    limit = Limit(above=False, value=0.4, strict=0.5)
+    row = Metric("mine", "share of weights", "What it is.", offline="weight", limit=limit)
+    assert Metric.from_json("mine", row.to_json()) == row
 
 
 def test_a_figure_is_one_file_and_stands_where_it_says(followed) -> None:
