@@ -71,14 +71,13 @@ def fishers(rebuilt: RebuiltModel) -> dict[str, Fisher]:
     }
     rows = dict.fromkeys(layers, 0)
     for row in inputs.split(1):
-        with rebuilt.recording():
-            logits = rebuilt.model(row)
-            loss = rebuilt.model.loss(logits, rebuilt.model.drawn(logits, generator), reduction="sum")
-            # A layer is called once for each sequence: this GPT shares none between its blocks.
-            seen = {name: layer.seen[0] for name, layer in layers.items()}
-        outputs = torch.autograd.grad(loss, [y for _, y in seen.values()])
-        for (name, (x, _)), y in zip(seen.items(), outputs, strict=True):
-            a, g = (t.detach().flatten(0, -2) for t in (x, y))  # (T, in), (T, out); T is 1 behind pooling
+        logits = rebuilt.model(row)
+        loss = rebuilt.model.loss(logits, rebuilt.model.drawn(logits, generator), reduction="sum")
+        # A layer is called once for each sequence: this GPT shares none between its blocks.
+        seen = {name: layer.seen for name, layer in layers.items()}
+        grads = torch.autograd.grad(loss, [y for _, y in seen.values()])
+        for (name, (x, _)), grad in zip(seen.items(), grads, strict=True):
+            a, g = (t.detach().flatten(0, -2) for t in (x, grad))  # (T, in), (T, out); T is 1 behind pooling
             rows[name] += len(a)
             diagonal, second_g, second_a = sums[name]
             diagonal += (g.T @ a).square_()

@@ -1,9 +1,9 @@
 """From the saved files of one cell to its diagnosis: a tidy table and a summary.
 
 ``<key>.parquet`` has the columns layer, role, step, metric, x, value; x is the position of a histogram's bin and null
-for a number. ``<key>.json`` has the SHA-256 of the resolved cell (by which the report tells a current diagnosis from a
-stale one), the summary over layers at the last step, its course over all steps, the flags, and what those metrics are
-that ``altgrad.metrics`` does not know. Both are the same bytes whenever the same files are diagnosed.
+for a number. ``<key>.json`` has the SHA-256 of the resolved cell (by which the report recognizes a stale diagnosis),
+the summary over layers at the last step, the flags, and the rows of metrics that ``altgrad.metrics`` lacks. The same
+files always give the same bytes.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ def diagnose_cell(
 ) -> None:  # fmt: skip
     """Diagnose the run in ``run_dir`` of the resolved cell at ``cell_path``; write both files, the JSON last.
 
-    With the folder of ``tokens`` the model is rebuilt, and what the loss does around its final weights, and at each
-    snapshot the noise of its gradients, is measured on as many validation tokens as ``settings`` say; else, and where a
-    weight or that loss is not finite, not.
+    With the folder of ``tokens`` the model is rebuilt. Curvature of the loss at the final weights, and the noise of
+    gradients at each snapshot, are then measured on as many validation tokens as ``settings`` say. They are left out
+    where a weight or the loss is not finite.
 
-    A tensor that holds NaN or infinity, as after a divergence, is not measured; the status of its
-    layer, and that of the cell, is then ``nonfinite``. Raises :class:`altgrad.config.UserError` when
-    a file of the run is missing or damaged.
+    A tensor that holds NaN or infinity, as after a divergence, is not measured; the status of its layer, and that of
+    the cell, is then ``nonfinite``. Raises :class:`altgrad.config.UserError` if a file of the run is missing or
+    damaged.
     """
     cell = Cell.read(cell_path)
     rows: list[Row] = []
@@ -120,22 +120,22 @@ def diagnose_cell(
 
 
 def measure(view: LayerView) -> Iterator[Row]:
-    """Yield the rows of every metric that ``view`` has what it takes for, in the order of the table."""
+    """Yield the rows of every metric whose needs ``view`` has, in the order of `ANALYSES`."""
     for analysis in ANALYSES:
         if any(getattr(view, need) is None for need in analysis.needs):
             continue
-        found = analysis.compute(view)
+        result = analysis.compute(view)
         identity = (view.layer, needed(analysis.metric.offline), view.step, analysis.name)
-        if isinstance(found, Histogram):
-            yield from (Row(*identity, float(x), float(value)) for x, value in zip(*found, strict=True))
-        elif found is not None and math.isfinite(found):
-            yield Row(*identity, None, found)
+        if isinstance(result, Histogram):
+            yield from (Row(*identity, float(x), float(value)) for x, value in zip(*result, strict=True))
+        elif result is not None and math.isfinite(result):
+            yield Row(*identity, None, result)
 
 
 def _around(run: SavedRun, tokens: Path, settings: Diagnose) -> dict[tuple[str, int], dict[str, Any]]:
-    """Return the fields of a view that need the model, by layer and step.
+    """Return the fields of views that need the model, by layer and step.
 
-    All are of the last step, the noise of gradients of others too. None where a weight or the loss is not finite.
+    Noise of gradients is of every snapshot, all other fields of the last step.
     """
     around: defaultdict[tuple[str, int], dict[str, Any]] = defaultdict(dict)
     last = run.last_step
@@ -156,7 +156,7 @@ def _around(run: SavedRun, tokens: Path, settings: Diagnose) -> dict[tuple[str, 
 
 
 def _rebuilt(run: SavedRun, tokens: Path, count: int, step: int) -> RebuiltModel | None:
-    """Return the model after ``step`` with ``count`` validation tokens, ``None`` without any that are finite."""
+    """Return the model after ``step`` with ``count`` validation tokens, ``None`` if that is 0 or it is not finite."""
     saved = run.model(step) if count else {}
     if not saved or not all(t.isfinite().all() for t in saved.values()):
         return None
@@ -167,9 +167,9 @@ def _rebuilt(run: SavedRun, tokens: Path, count: int, step: int) -> RebuiltModel
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Run PyTorch on one thread: sums have one order, so the bytes do not depend on the number of threads.
+    """Run PyTorch on one thread, so that the order of sums, and the bytes, do not depend on the number of threads.
 
-    It is also the faster way for matrices of this size, far more so beside a training that uses every core.
+    For matrices of this size it is also faster, above all beside a training that uses every core.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -191,9 +191,9 @@ def _finite(view: LayerView) -> LayerView:
 
 def _summary(metric: Metric, last: list[Row], layers: dict[str, dict[str, Any]]) -> float | None:
     """Return the metric over all layers that have a value at the last step, ``None`` without any."""
-    own = [row for row in last if row.metric == metric.name]
-    sizes = [math.prod(layers[row.layer]["shape"]) if row.layer != WHOLE_MODEL else 1 for row in own]
-    return metric.summary([row.value for row in own], sizes) if own and metric.summary else None
+    rows = [row for row in last if row.metric == metric.name]
+    sizes = [math.prod(layers[row.layer]["shape"]) if row.layer != WHOLE_MODEL else 1 for row in rows]
+    return metric.summary([row.value for row in rows], sizes) if rows and metric.summary else None
 
 
 def _flags(last: list[Row]) -> Iterator[dict[str, Any]]:

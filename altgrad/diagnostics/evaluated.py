@@ -1,15 +1,14 @@
-"""A trained cell with other weights and another recipe: its loss quantized, or pruned, after training.
+"""The loss of a trained cell after its weights are quantized, or pruned.
 
-Quantized, weights and inputs of every linear layer are in one format (a head by its weight only), or the weights alone,
-and the validation sample is the run's own. Kuzmin et al. 2022 (arXiv:2208.09225) find that formats differ much after
-training, and little when trained so. Of a cell that classifies it is the metric that its grid compares, of test
-documents. Thresholds are chosen on validation documents in the unquantized model and kept: quantization comes after all
-choices.
+**Quantized**: weights and inputs of every linear layer are in one format (a head by its weight only), or the weights
+alone. The loss is on the run's validation sample. Kuzmin et al. 2022 (arXiv:2208.09225) find that formats differ much
+after training, and little if trained so. For a classifier the result is the metric that its grid compares, on test
+documents. Thresholds are chosen on validation documents in the unquantized model and kept.
 
-Pruned, the smallest of each layer's weights are zero: how few weights carry the loss. A step in proportion to a weight
-leaves small weights small, which trains models that can be pruned further (Schwarz et al. 2021, arXiv:2110.00296); a
-format's spacings are such a step. Pruning is by magnitude and layer by layer, without training on (Han et al. 2015,
-arXiv:1506.02626, before theirs).
+**Pruned**: the smallest weights of each layer are zero, which shows how few weights carry the loss. A step in
+proportion to a weight leaves small weights small, so its models can be pruned further (Schwarz et al. 2021,
+arXiv:2110.00296); a format's spacings are such a step. Pruning is by magnitude and layer by layer, without further
+training (Han et al. 2015, arXiv:1506.02626).
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Evaluated:
         return model
 
     def loss(self, weights: Mapping[str, Tensor], recipe: Recipe) -> float:
-        """Return the loss of ``weights`` under ``recipe``, nats per token; one that is not finite as it is."""
+        """Return the loss of ``weights`` under ``recipe``, in nats per token, finite or not."""
         inputs, targets = self._sample
         batch = self.cell.train.batch
         total = 0.0
@@ -71,14 +70,14 @@ class Evaluated:
         return total / len(inputs)
 
     def scores(self, weights: Mapping[str, Tensor], recipe: Recipe, split: Split) -> TruthAndScores:
-        """Return truth and scores of a split's documents, as `Pieces.scores`, of a cell that classifies."""
+        """Return truth and scores of a classifier's documents in a split, as `Pieces.scores` does."""
         assert isinstance(self._task, Classification)
         with self._evaluating(weights, recipe) as model:
             return self._task.of(split).scores(model, self.cell.train.batch)
 
     @contextmanager
     def _evaluating(self, weights: Mapping[str, Tensor], recipe: Recipe) -> Iterator[GPT]:
-        """Give the model with ``weights`` under ``recipe``, and compute as the run was evaluated."""
+        """Yield the model with ``weights`` under ``recipe``, in the mode and dtype of the run's evaluation."""
         model = self.model(recipe)
         load_saved(self.cell, model, weights)
         low = self.cell.train.compute == "bf16" and multiplies_bf16()
@@ -92,9 +91,8 @@ def quantized(
 ) -> dict[str, float]:  # fmt: skip
     """Return the validation loss (nats per token) of a run's final weights `AS_TRAINED`, `UNQUANTIZED` and in formats.
 
-    With ``metric`` it is that of test documents, higher is better. ``granularity`` is one of
-    `what_if.GRANULARITIES`. A loss that is not finite is returned as it is. Raises
-    :class:`UserError` when a file of the run is missing or damaged.
+    With ``metric`` it is that metric of test documents, higher is better. ``granularity`` is one of
+    `what_if.GRANULARITIES`. Raises :class:`UserError` if a file of the run is missing or damaged.
     """
     evaluated = Evaluated(cell, run_dir, tokens)
     recipes = {AS_TRAINED: recipe_of(evaluated.cell), UNQUANTIZED: Recipe(rules=())}
@@ -118,24 +116,24 @@ def quantized(
 
 
 def trained(data: Path, cell: Cell, formats: Sequence[str], column: str = "val_loss") -> dict[str, float]:
-    """Return what ``column`` of `metrics.json` says of cells of ``formats`` beside ``cell``: same arm, seed, rate.
+    """Return ``column`` of `metrics.json` for the cells of ``formats`` with the arm, seed and rate of ``cell``.
 
     A format without a finished cell, or whose cell diverged, is left out.
     """
-    found = {}
+    values = {}
     for name in formats:
         path = data / "runs" / cell_key(name, cell.optimizer, cell.seed, cell.lr_scale) / "metrics.json"
         value = read_json(path)[column] if path.exists() else None
         if value is not None:
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 def pruned(cell: Cell, run_dir: Path, tokens: Path, shares: Sequence[float] = SHARES) -> dict[float, float]:
     """Return the validation loss (nats per token) by the share of each layer's weights that is zero, 0 first.
 
-    The layers are the linear ones, but for a head that is an embedding too; formats are those of the run. Raises
-    :class:`altgrad.config.UserError` when a file of the run is missing or damaged.
+    Linear layers are pruned, except a head that is an embedding too. Formats are those of the run. Raises
+    :class:`UserError` if a file of the run is missing or damaged.
     """
     evaluated = Evaluated(cell, run_dir, tokens)
     recipe = recipe_of(evaluated.cell)

@@ -1,13 +1,13 @@
-"""Where the largest elements of a run's blocks lie within their binade, and what a scale rounded down clamps of them.
+"""Where the largest elements of a run's blocks lie within their binade, and how many a scale rounded down clamps.
 
 A block's scale by the rule ``floor`` brings its largest element to a significand from 1 to 2 in the format's top
-binade. The format ends before 2, at 1.75 in E4M3, and what lies beyond is clamped. In most tensors the significands are
-spread over the binade. In the gradient of the logits the tokens of a step put them in one place (see
-`altgrad.formats.clamping`). The histogram tells, for any trained model, which tensors ``floor`` would clamp.
+binade. The format ends before 2, at 1.75 in E4M3, and larger significands are clamped. In most tensors the significands
+are spread over the binade. In the gradient of the logits they gather in one place (see `altgrad.formats.clamping`). The
+histogram shows, for any trained model, which tensors ``floor`` would clamp.
 
-Every snapshot of a run is measured with as many validation tokens as a step has. Gradients are those of the step's
-loss, in the dtype that the run computes with, in the model of `altgrad.diagnostics.rebuilt`. A block is 32 neighbours
-along the last dimension of an input (tokens, in), a weight (out, in) or an incoming gradient (tokens, out), as in MX.
+Each snapshot of a run is measured on as many validation tokens as a step has. Gradients are those of the step's loss in
+the rebuilt model, in the run's compute dtype. A block is 32 neighbours along the last dimension of an input
+(tokens, in), a weight (out, in) or an incoming gradient (tokens, out), as in MX.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def histogram(t: Tensor) -> Iterator[tuple[float, float, float]]:
 
 
 def spread_evenly(fmt: str) -> tuple[float, float]:
-    """Return both shares of `clamped`, in per cent, where the logarithms of largest elements are spread evenly."""
+    """Return both shares of `clamped`, in per cent, for largest elements whose logarithms are spread evenly."""
     end = float(significand(Fraction(get_format(fmt).scale_target)))
     return 100 * math.log2(2 / end), 100 * (2 - end)
 

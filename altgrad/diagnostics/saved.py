@@ -1,10 +1,8 @@
 """Reading a run's files, one layer at a time: a model of any size needs memory for one layer only.
 
-``probes.safetensors`` holds ``weight/<step>/<layer>`` for a few steps, with ``amax/<step>/<layer>`` where the scale
-does not follow the weight itself, ``state/<step>/<name>`` for the rest of the model at these steps, and, of one step,
-``grad_quantized/<step>/<layer>`` and ``grad_float/<step>/<layer>``; its metadata names the format of each role of each
-layer. ``model.safetensors`` holds the final weights by parameter name. A run that diverged between two snapshots has
-its end in that file alone.
+`altgrad.training.records` describes ``probes.safetensors``, which has snapshots of the weights and the gradients of one
+step. ``model.safetensors`` holds the final weights by parameter name. A run that diverged between two snapshots has its
+last weights in that file alone.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ class SavedRun(ExitStack):
         self._recipes = {place: recipe_of(cell.under(place)).match(layers) for place in places}
 
     def views(self, layer: str) -> Iterator[LayerView]:
-        """Yield ``layer`` at each step of which something was saved, in order."""
+        """Yield ``layer`` at each step that it was saved at, in order."""
         steps = {kind: layers.get(layer, {}) for kind, layers in self._steps.items()}
         initial = previous = previous_grid = None
         for step in sorted({self.last_step, *(step for found in steps.values() for step in found)}):
@@ -76,7 +74,7 @@ class SavedRun(ExitStack):
                 initial = weight if step == 0 else initial
 
     def cell_at(self, step: int) -> Cell:
-        """Return the cell with the rules that were on after ``step``; `cell` has those that the run ended with."""
+        """Return the cell with the recipe after ``step``; `cell` has the recipe that the run ended with."""
         return self._began.under(self._place(step))
 
     def _place(self, step: int) -> int:
@@ -89,9 +87,9 @@ class SavedRun(ExitStack):
         return sorted({*saved, self.last_step})
 
     def model(self, step: int | None = None) -> dict[str, Tensor]:
-        """Return every parameter and buffer by name, at the end or at one of `model_steps`: as many bytes as it has.
+        """Return every parameter and buffer by name, at the end or at one of `model_steps`.
 
-        What a layer shares with an embedding has the layer's name there, and the embedding's at the end.
+        A weight that a layer shares with an embedding has the layer's name in a snapshot, the embedding's at the end.
         """
         if step in (None, self.last_step):
             return {name: self._model.get_tensor(name) for name in sorted(self._model_names)}
@@ -111,7 +109,7 @@ class SavedRun(ExitStack):
         return None
 
     def _grid(self, layer: str, step: int, weight: Tensor, remembered: Tensor | None) -> QuantizationGrid | None:
-        """Return the quantization grid that the forward pass of ``step`` would put ``weight`` on."""
+        """Return the quantization grid of ``weight`` in the forward pass of ``step``."""
         name, spec = self.formats[layer]["weight"], self._spec(layer, step)
         if self._place(step) != self._place(self.last_step):
             name = None if spec is None or spec.virtual else spec.format.name
@@ -122,9 +120,9 @@ class SavedRun(ExitStack):
         return QuantizationGrid.of(weight, spec.format, remembered, **spec.scale_options)
 
     def _virtual_grid(self, layer: str, step: int, weight: Tensor) -> QuantizationGrid | None:
-        """Return the quantization grid that the arm of ``weight`` sees and no product uses, at the weight's own amax.
+        """Return the quantization grid that the optimizer of ``weight`` sees and no product uses, at the weight's amax.
 
-        Weights that live on a finer one hold an amax of up to twice that, which the snapshots do not tell.
+        Weights on a finer grid may hold an amax of up to twice that, which the snapshots do not have.
         """
         spec = self._spec(layer, step)
         if spec is None or not spec.virtual:

@@ -1,15 +1,14 @@
 """What if a finished cell were quantized otherwise: every tensor in every split of 8 bits, granularity and rounding.
 
 The tensors are weights, inputs and incoming gradients of every linear layer, from the run's rebuilt model and one probe
-batch. The forward pass is the run's own, its rounding included; incoming gradients are those of the mean loss before
-any rounding.
+batch. The forward pass includes the run's rounding; incoming gradients are those of the mean loss before any rounding.
 
-A tensor is quantized by the same functions and for the same `TensorRecipe` as in training, so that what is measured
-here is what a run with that recipe would see, whether or not one did. Granularities lie along the sum of the forward
-product, and for an incoming gradient along that of its product with the weight: the last dimension of each tensor.
+A tensor is quantized by the functions and the `TensorRecipe` of training, so the errors are those of a run with that
+recipe. Granularities lie along the last dimension of each tensor. That is the sum of the forward product, and for an
+incoming gradient the sum of its product with the weight.
 
-`what_if` measures, `recommended` picks the best split for each layer and role, and `as_yaml` writes that as a recipe
-for params.yaml, read back by the project's own configuration before it is shown.
+`what_if` measures, `recommended` picks the best split for each layer and role, and `as_yaml` writes it as a recipe for
+params.yaml and checks that it is read back.
 """
 
 from __future__ import annotations
@@ -103,15 +102,15 @@ def probe(
     rebuilt.loss().backward()
     for hook in hooks:
         hook.remove()
-    found = {}
+    probed = {}
     for name, layer in layers.items():
         inputs, output = seen[layer]
-        assert output.grad is not None  # which a layer that the loss does not depend on would lack
+        assert output.grad is not None  # the loss depends on every layer
         tensors = (layer.weight.detach(), inputs, output.grad)
-        found[name] = Probed(*(t.reshape(-1, t.shape[-1]) for t in tensors))
-        if not all(t.isfinite().all() for t in found[name]):
-            raise UserError(f"{cell.key}: layer {name} holds values that are not finite, so nothing can be said of it")
-    return found
+        probed[name] = Probed(*(t.reshape(-1, t.shape[-1]) for t in tensors))
+        if not all(t.isfinite().all() for t in probed[name]):
+            raise UserError(f"{cell.key}: layer {name} holds values that are not finite, so it cannot be measured")
+    return probed
 
 
 def splits(bits: int) -> tuple[str, ...]:
@@ -201,7 +200,7 @@ def _flow(spec: TensorRecipe) -> str:
 
 
 class TensorError(NamedTuple):
-    """As the metrics of these names say; ``sqnr_db`` is infinite where nothing was rounded, NaN for a tensor of 0."""
+    """The metrics of these names; ``sqnr_db`` is infinite where nothing was rounded, NaN for a tensor of zeros."""
 
     sqnr_db: float
     underflow_frac: float
@@ -218,16 +217,16 @@ def rounded(t: Tensor, spec: TensorRecipe, rounding: str = "nearest-even") -> Te
 
 
 def tensor_error(t: Tensor, after: Tensor, spec: TensorRecipe) -> TensorError:
-    """Return what became of ``t`` (n, k) where `rounded` made ``after`` of it."""
+    """Return the error of ``after``, which `rounded` returned for ``t`` (n, k)."""
     size = (t.float() * _scale(t, spec)).abs()
     nonzero = t != 0
     lost = int((nonzero & (after == 0)).sum()) / max(1, int(nonzero.sum()))
     beyond = (size > spec.format.max * OVERFLOW_SLACK).double().mean().item()
-    found = ratio_db(t, after.double() - t.double())
-    if found is None:
-        found = math.inf if nonzero.any() and torch.equal(t.float(), after) else math.nan
-        found = -math.inf if nonzero.any() and not after.any() else found
-    return TensorError(found, lost, beyond)
+    sqnr = ratio_db(t, after.double() - t.double())
+    if sqnr is None:
+        sqnr = math.inf if nonzero.any() and torch.equal(t.float(), after) else math.nan
+        sqnr = -math.inf if nonzero.any() and not after.any() else sqnr
+    return TensorError(sqnr, lost, beyond)
 
 
 def _scale(t: Tensor, spec: TensorRecipe) -> Tensor:

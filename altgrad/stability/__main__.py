@@ -18,7 +18,6 @@ from altgrad.common.console import called
 from altgrad.common.errors import UserError, run_stage
 from altgrad.common.files import replacing, write_text
 from altgrad.config import Params, load_params
-from altgrad.config.schema import Params
 from altgrad.reporting.figures.style import drawing, looks, panels, save
 from altgrad.reporting.markdown import Column, Picture, Table, listed, number, plural, to_markdown, words
 from altgrad.stability.search import Edge, Ladder, Search, edge_of

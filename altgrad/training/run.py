@@ -27,7 +27,7 @@ from altgrad.common.fingerprint import mark_finished, only_worker
 from altgrad.config.cell import Cell, scratch_directory
 from altgrad.data.batches import task_of
 from altgrad.model import account, layer_recipe, linear_layers
-from altgrad.model.from_cell import arm_of, build_model, recipes_of
+from altgrad.model.from_cell import arm_of, build_model
 from altgrad.model.hardware import select_device
 from altgrad.optim import build_optimizer
 from altgrad.training import machine, ranks, records
@@ -107,7 +107,7 @@ def make_trainer(
     """Return what trains ``cell`` on ``tokens``; ``scratch`` and the arguments after it are a `Trainer`'s."""
     train, val = (task_of(cell, tokens, split) for split in ("train", "val"))
     mine = mine or Ranks()
-    arm, recipes = arm_of(cell), recipes_of(cell)
+    arm = arm_of(cell)
     model = build_model(cell, train.vocab_size, device, train.labels, shared=mine.count > 1)
     tqdm.write(f"{cell.key}: {account(model).summary}")
     mine.shard(model)
@@ -120,7 +120,7 @@ def make_trainer(
     if arm.needs_format and not optimizer.grids:
         plain = arm.plain_form.base
         tqdm.write(f"notice: {cell.format} has no quantized weight; {cell.optimizer} trains as its plain form, {plain}")
-    return Trainer(cell, model, recipes, optimizer, train, val, device, scratch, compute, compiled, mine)
+    return Trainer(cell, model, optimizer, train, val, device, scratch, compute, compiled, mine)
 
 
 def _write_results(trainer: Trainer, out: Path) -> None:

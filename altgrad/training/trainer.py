@@ -1,9 +1,9 @@
 """The training loop of one cell.
 
-One update is: the learning rate of the step, ``grad_accumulation`` micro-batches forward and backward, the global
-gradient norm clipped, the optimizer. Around it, at their own steps: the instrumented pass, evaluation on the fixed
-validation sample, snapshots, checkpoints. None of these changes the weights' path, and every batch is a pure function
-of seed and step, so a run that is interrupted anywhere and resumed ends with the same bits.
+One update sets the learning rate, runs ``grad_accumulation`` micro-batches forward and backward, clips the global
+gradient norm and steps the optimizer. Instrumented passes, evaluations on the fixed validation sample, snapshots and
+checkpoints have steps of their own. None of these changes the weights' path, and every batch is a pure function of seed
+and step. So a run that is interrupted anywhere and resumed ends with the same bits.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ from altgrad.config import Cell
 from altgrad.config.schema import learning_rate
 from altgrad.data.batches import Task
 from altgrad.model import Recipe, requantize_model
+from altgrad.config.schedule import learning_rate
+from altgrad.data.tasks import Task
+from altgrad.model import requantize_model
+from altgrad.model.from_cell import recipe_of
 from altgrad.model.gpt import GPT, Block
 from altgrad.optim import ArmOptimizer
 from altgrad.optim.grids import weight_grids
@@ -50,16 +54,15 @@ class Interrupted(Exception):
 
 
 class Trainer:
-    """Trains ``model`` as ``cell`` says; everything that must outlive the process is in ``scratch``."""
+    """Trains ``model`` by the settings of ``cell``; all that must outlive the process is in the folder ``scratch``."""
 
     def __init__(
-        self, cell: Cell, model: GPT, recipes: list[Recipe], optimizer: ArmOptimizer, task: Task, val: Task,
-        device: torch.device, scratch: Path, compute: str, compiled: bool, ranks: Ranks,
+        self, cell: Cell, model: GPT, optimizer: ArmOptimizer, task: Task, val: Task, device: torch.device,
+        scratch: Path, compute: str, compiled: bool, ranks: Ranks,
     ) -> None:  # fmt: skip
         self.cell, self.model, self.optimizer, self.ranks = cell, model, optimizer, ranks
-        self.recipes = recipes  # the model's, then those of the schedule
         self.task, self.device, self.scratch = task, device, scratch
-        self.compute = compute  # bf16 or float32: dtype of the products outside the formats, on this machine
+        self.compute = compute  # bf16 or float32: dtype of products that no format quantizes
         self.compiled = compiled
         self.peaks = [group["lr"] for group in optimizer.param_groups]  # at the peak of the schedule
         self.evaluation = Evaluation(cell, model, val, device, compute, self.ranks)
@@ -85,7 +88,7 @@ class Trainer:
     def _requantize(self) -> None:
         """Quantize the model by the recipe that the schedule is at; weights and the optimizer's state stay."""
         place = self.switches.place
-        requantize_model(self.model, self.recipes[place], seed=self.cell.seed, change=place)
+        requantize_model(self.model, recipe_of(self.cell.under(place)), seed=self.cell.seed, change=place)
         self.optimizer.look_at(weight_grids(self.model, on_grid=False))
         self._follow_recipe()
 
@@ -161,7 +164,7 @@ class Trainer:
                 )
 
     def update(self, step: int) -> None:
-        """Do update ``step`` (1-based) and what is due at it."""
+        """Do update ``step``, counted from 1, and the measurements and records that are due at it."""
         train, changes = self.cell.train, len(self.switches.made)
         if self.switches.before(step, self.tracker.smoothed):
             self._change()

@@ -28,7 +28,7 @@ from altgrad.data.batches import task_of
 from altgrad.data.corpora import SPLITS, hashed_split
 from altgrad.data.labels import choose_thresholds, classification_metrics, read_labels
 from altgrad.diagnostics.evaluated import AS_TRAINED, UNQUANTIZED, Evaluated, quantized
-from altgrad.model import GPT, layer_recipe, quantize_model
+from altgrad.model import GPT, quantize_model
 from altgrad.model.from_cell import build_model, config_of, recipe_of
 from altgrad.model.gpt import GPTConfig
 from altgrad.model.published import save_published
@@ -173,18 +173,6 @@ def test_a_classifier_quantized_afterwards_keeps_the_thresholds_of_the_unquantiz
     assert found[UNQUANTIZED] == oracle.f1_score(truth, scores >= chosen, average="micro")
     loss = read_json(run / "metrics.json")["val_loss"]
     assert evaluated.loss(evaluated.saved, trained) == pytest.approx(loss, rel=1e-6)
-
-
-@pytest.mark.parametrize(("rules", "names"), [
-    ([{"layers": "head", "weight": "E4M3", "grad": "E5M2"}], ("E4M3", None)),
-    ([], ("E4M3", "E4M3")),
-    ([{"layers": "head"}], None),
-])  # fmt: skip
-def test_the_recipe_switches_the_heads_quantization(rules: list, names: tuple | None) -> None:
-    content = cell_of().model_dump()
-    cell = Cell.model_validate(content | {"rules": [*content["rules"], *rules]})
-    found = layer_recipe(build_model(cell, VOCABULARY, torch.device("cpu"), (1.0,) * 3).head)
-    assert (found and (found.format_names()["weight"], found.format_names()["input"])) == names
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])

@@ -71,13 +71,10 @@ def test_formats_and_weights_are_no_part_of_the_structure_and_everything_else_is
     if not multiplies_bf16():  # all operands are float32
         del found["float32 operands"]
     assert None not in found.values()
+    unknown = quantized("E4M3")
+    unknown.blocks[0].mlp = nn.Sequential(nn.Linear(16, 16, bias=False))
+    assert structure(unknown) is None
     assert len(set(found.values())) == len(found), "two of these have one structure"
-
-
-def test_a_model_of_unknown_parts_shares_nothing():
-    model = quantized("E4M3")
-    model.blocks[0].mlp = nn.Sequential(nn.Linear(16, 16, bias=False))
-    assert structure(model) is None
 
 
 @pytest.mark.slow  # compiles
@@ -227,12 +224,6 @@ def test_one_process_compiles_and_the_others_wait_until_it_is_made(tmp_path, mon
     for process in (first, second):
         process.join()
         assert process.exitcode == 0
-    third, fourth = start(5), start(5)  # it is made: nobody waits
-    late = [told.recv() for _, told in (third, fourth)]
-    assert abs(late[0] - late[1]) < 5
-    for process, _ in (third, fourth):
-        process.kill()
-        process.join()
 
 
 @pytest.mark.parametrize("factor", [1.02, math.nan, 1.001])

@@ -21,7 +21,7 @@ from altgrad.model import hardware
 from altgrad.model.hardware import SWITCH, multiplies_bf16
 from altgrad.numerics import loops
 from altgrad.training import machine
-from altgrad.training.machine import RECORDS, choose_compute, compile_cache, recorded, remove_damaged
+from altgrad.training.machine import RECORDS, choose_compute, recorded, remove_damaged
 from tests.faults.damages import cut, flip
 
 CPU = torch.device("cpu")
@@ -98,13 +98,6 @@ def test_compiling_waits_until_it_pays():
     assert machine.should_compile(Train(steps=1000), CPU)[0]
     assert not machine.should_compile(Train(steps=10), CPU)[0]
     assert machine.should_compile(Train(steps=10, compile="on"), CPU)[0]
-
-
-def test_projects_can_share_what_is_compiled(monkeypatch):
-    monkeypatch.delenv("ALTGRAD_COMPILE_CACHE")
-    assert compile_cache(Path("project")) == Path("project/scratch/compiled")
-    monkeypatch.setenv("ALTGRAD_COMPILE_CACHE", "/shared")
-    assert compile_cache(Path("project")) == Path("/shared")
 
 
 @pytest.mark.parametrize("march", ["", "x86-64-v3", "x86-64-v2"])

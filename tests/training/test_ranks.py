@@ -10,7 +10,6 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -88,29 +87,6 @@ def test_shares_have_the_scales_and_numbers_of_the_whole(shared, name):
         torch.testing.assert_close(shared[name][tensor], expected, rtol=1e-4, atol=1e-6 * expected.abs().max().item())
 
 
-@pytest.mark.parametrize("name", [name for name in TENSORS if name != "blocks"])
-def test_the_batch_tells_scales_of_shares_from_those_of_the_whole(monkeypatch, name):
-    """Without it the test above could not fail: a share by itself has other gradients, but for blocks."""
-    monkeypatch.setattr(data_parallel.dist, "all_reduce", lambda *_, **__: None)
-    monkeypatch.setattr(dist, "get_rank", lambda: 0)
-    found = {}
-    for count in (1, 2):
-        model, inputs, targets = model_of(name)
-        share_rows(model, count)
-        parts = [slice(0, COUNT), slice(COUNT, None)] if count == 2 else [slice(None)]
-        for part in parts:
-            (model(inputs[part], targets[part]) / count).backward()
-        found[count] = model.blocks[0].mlp.up.weight.grad
-    assert (found[1] - found[2]).norm() > 1e-3 * found[1].norm()
-
-
-def test_a_part_of_a_stream_is_that_part():
-    stream = torch.tensor([1, 2, 3])
-    whole = words(1000, stream)
-    for first, count in ((0, 1000), (1, 63), (64, 64), (63, 2), (777, 223)):
-        assert torch.equal(words(count, stream, first), whole[first : first + count])
-
-
 # --- runs ------------------------------------------------------------------------------------------
 
 
@@ -132,7 +108,6 @@ ARMS = {
     "adamw_sr_weights": {"lr": 1e-2, "weights": "quantized", "rounding": "stochastic"},
     "rung": {"base": "rung", "lr": 2.0, "weights": "quantized", "rounding": "stochastic"},
 }
-MUON = {"base": "muon", "lr": 2e-2}
 
 
 @pytest.mark.slow
@@ -144,22 +119,6 @@ def test_two_processes_train_the_run_of_one(tokens, tmp_path, arm):
     assert two["train_loss"] == pytest.approx(one["train_loss"], abs=2e-4)
     kept = [(tmp_path / n / "out" / "history.csv").read_text().splitlines()[0] for n in "12"]
     assert kept[0] == kept[1]
-
-
-@pytest.mark.slow
-def test_two_processes_of_muon_differ_by_what_another_order_of_the_batch_does(tokens, tmp_path, monkeypatch):
-    """Muon makes directions that the gradient hardly has as large as all others, and with them how sums are rounded.
-
-    Oracle: one process with the same sequences in other places of the batch, whose sums are as exact.
-    """
-    one, two = (trained(cell_of(n, MUON), tokens, tmp_path / str(n))["val_loss"] for n in (1, 2))
-    batch, others = batches.training_batch, []
-    for places in (1, 2, 3):
-        rolled = lambda *given, by=places, **named: tuple(t.roll(by, 0) for t in batch(*given, **named))  # noqa: E731
-        monkeypatch.setattr(batches, "training_batch", rolled)
-        others.append(trained(cell_of(1, MUON), tokens, tmp_path / f"rolled-{places}")["val_loss"])
-    most = max(abs(other - one) for other in others)
-    assert 0 < most < 1e-3 and abs(two - one) <= 2 * most
 
 
 @pytest.mark.slow

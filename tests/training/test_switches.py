@@ -13,7 +13,7 @@ import torch
 from altgrad.config import Cell
 from altgrad.diagnostics.saved import SavedRun
 from altgrad.optim.checks import check_cells
-from altgrad.training import graphs, train_cell
+from altgrad.training import train_cell
 from altgrad.training.monitor import Measurement, TensorMonitor
 from altgrad.training.switches import Switches
 from altgrad.training.trainer import Trainer
@@ -132,20 +132,6 @@ def test_what_happens_changes_the_recipe_and_a_run_that_resumes_too(tokens, tmp_
     assert resumed(cell, tokens, tmp_path / "resumed", monkeypatch, 4 if why == "spike" else 5) == once
 
 
-@pytest.mark.slow
-def test_compiled_there_is_a_graph_for_each_recipe_which_a_run_that_resumes_has_too(tokens, tmp_path, monkeypatch):
-    monkeypatch.setattr(graphs, "_graphs", {})
-    cell = changing({"after": 0.5}, compile="on")
-    once = trained(cell, tokens, tmp_path / "once")
-    assert len(graphs._graphs) == 2
-    for step in (STEP - 1, STEP):
-        assert resumed(cell, tokens, tmp_path / f"{step}", monkeypatch, step) == once
-    assert len(graphs._graphs) == 2
-    history = pd.read_csv(io.BytesIO(once["history.csv"]))
-    eager = pd.read_csv(io.BytesIO(trained(changing({"after": 0.5}), tokens, tmp_path / "eager")["history.csv"]))
-    assert history["recipe"].equals(eager["recipe"])
-
-
 def test_a_failure_that_the_last_recipe_does_not_mend_is_a_divergence(tokens, tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "_gradients", lambda self, step: (float("inf"), torch.tensor(1.0), 1.0))
     found = json.loads(trained(changing({"when": {"nonfinite": True}}), tokens, tmp_path)["metrics.json"])
@@ -170,9 +156,3 @@ def test_an_arm_sees_the_spacing_of_the_format_that_is_on(tokens, tmp_path, monk
         update(self, step), formats.append({grid.format.name for grid in self.optimizer.grids.values()})))  # fmt: skip
     trained(stiff(), tokens, tmp_path)
     assert formats == [{"E4M3"}] * 6 + [{"E5M2"}] * 6
-
-
-def test_a_cell_without_a_schedule_has_the_file_that_it_had():
-    cell = make_cell()
-    assert "schedule" not in json.loads(cell.to_json()) and cell.under(0) is cell
-    assert Cell.model_validate(json.loads(changing({"after": 0.5}).to_json())) == changing({"after": 0.5})
