@@ -124,7 +124,7 @@ def _build(sources: Sequence[Path], definitions: str, path: Path, checksum: Path
         root = Path(torch.__file__).parent
         places = (HEADERS, folder, root / "include", root / "include/torch/csrc/api/include")
         command = [compiler(), *_flags()]
-        objects = {source: str(Path(folder, f"{source.stem}.o")) for source in sources}
+        objects = {source: str(Path(folder, f"{path.stem}-{source.stem}.o")) for source in sources}
         compiling = [
             [*command, *(f"-I{place}" for place in places), "-c", str(source), "-o", target]
             for source, target in objects.items()

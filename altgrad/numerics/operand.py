@@ -140,8 +140,9 @@ def quantize_operands(
             largest = amax(stored) if finds or (histories and (by_kernels or learns != "nothing")) else None
             if by_kernels:
                 known = remembered if largest is None else scaling_amax(remembered, largest)
-                options = {"stream": stream, "overwrite": overwrite, "signs": signs_on(x.device) if rotate else None}
-                operands.append(quantize_by_operator(stored, constants[i], known, **options, **how))
+                signs = signs_on(x.device) if rotate else None
+                more = {"stream": stream, "overwrite": overwrite, "signs": signs}
+                operands.append(quantize_by_operator(stored, constants[i], known, **how | more))
             else:
                 operands.append(quantize_by_tensors(stored, constants[i], remembered, stream=stream, **how))
             if histories and largest is not None:

@@ -147,7 +147,7 @@ for _name, _function in (
     ("decode_operand", decode_by_tensors),
 ):
     torch.library.impl(f"altgrad::{_name}", "CompositeExplicitAutograd")(_function)
-ON_GPU = {
+ON_GPU: dict[str, Callable[..., Tensor]] = {
     "quantize_into": lambda x, values, *rest: quantize_on_gpu(x, None, values, None, *rest),
     "quantize_in_place": lambda values, *rest: quantize_on_gpu(values, None, values, None, *rest),
     "rotate_and_quantize_into": quantize_on_gpu,
@@ -165,7 +165,7 @@ def _new_scales(values: Sequence[Tensor], block: int, dim: int, rule: int) -> Te
     return values[0].new_empty(count, dtype=torch.float32)
 
 
-for _name, _result in {
+_RESULTS: dict[str, Callable[..., Any]] = {  # as the compiler sees them
     "quantize_operand": lambda x, constants, remembered, block, dim, rule, dtype: (
         x.new_empty(x.shape, dtype=dtype),
         x.new_empty(scale_shape(x, block, dim, rule, dtype), dtype=torch.float32),
@@ -182,7 +182,8 @@ for _name, _result in {
     "random_signs": lambda stream, first, count: stream.new_empty(count, dtype=torch.float32),
     "encode_operand": lambda values, constants: values.new_empty(values.shape, dtype=torch.uint8),
     "decode_operand": lambda codes, constants, dtype: codes.new_empty(codes.shape, dtype=dtype),
-}.items():
+}
+for _name, _result in _RESULTS.items():
     torch.library.register_fake(f"altgrad::{_name}", _result)
 
 

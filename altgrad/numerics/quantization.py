@@ -77,14 +77,21 @@ def quantize(
             an unknown choice, a missing generator, packed constants in another mode. Values of a tensor ``scale`` are
             checked in eager mode only, since a compiled graph cannot raise on data; on a GPU this waits for them.
     """
-    _require_choice("rounding", rounding, ROUNDING_MODES)
-    _require_choice("overflow", overflow, OVERFLOW_POLICIES)
-    _require_choice("gradient", gradient, GRADIENTS)
+    require_choice("rounding", rounding, ROUNDING_MODES)
+    require_choice("overflow", overflow, OVERFLOW_POLICIES)
+    require_choice("gradient", gradient, GRADIENTS)
     if rounding == "stochastic":
-        _require_randomness(generator, random_bits)
+        if generator is None:
+            raise ValueError("generator: stochastic rounding needs an explicit torch.Generator")
+        if not 1 <= random_bits <= 31:
+            raise ValueError(f"random_bits: expected 1 to 31, got {random_bits}")
     known = constants = None
     if isinstance(fmt, Tensor):
-        _require_kernel(x, rounding, overflow)
+        if x.dtype != torch.float32:
+            raise TypeError(f"x: with packed constants expected torch.float32, got {x.dtype}")
+        if (rounding, overflow) != ("nearest-even", "saturate"):
+            only = "packed constants are for nearest-even and saturate"
+            raise ValueError(f"rounding: {only}, not {rounding} and {overflow}")
         constants = fmt
     else:
         known = get_format(fmt)
@@ -136,10 +143,8 @@ class _Plan(NamedTuple):
         random = None
         if self.rounding == "stochastic":
             assert self.generator is not None
-            drawn = torch.randint(
-                1 << self.random_bits, x.shape, generator=self.generator, device=self.generator.device
-            )
-            random = drawn.to(x.device)
+            where = self.generator.device
+            random = torch.randint(1 << self.random_bits, x.shape, generator=self.generator, device=where).to(x.device)
         rounded = round_float64(x.double(), _known(self.fmt), self.rounding, self.overflow, random, self.random_bits)
         return converted(rounded, x.dtype)
 
@@ -254,20 +259,7 @@ def require_holds(argument: str, dtype: torch.dtype, fmt: Format) -> None:
         raise ValueError(f"{argument}: {dtype} cannot hold the values of {fmt}")
 
 
-def _require_choice(argument: str, value: str, choices: tuple[str, ...]) -> None:
+def require_choice(argument: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise ``ValueError`` unless ``value`` of ``argument`` is one of ``choices``."""
     if value not in choices:
         raise ValueError(f"{argument}: expected one of {', '.join(choices)}, got {value!r}")
-
-
-def _require_kernel(x: Tensor, rounding: str, overflow: str) -> None:
-    if x.dtype != torch.float32:
-        raise TypeError(f"x: with packed constants expected torch.float32, got {x.dtype}")
-    if rounding != "nearest-even" or overflow != "saturate":
-        raise ValueError(f"rounding: packed constants are for nearest-even and saturate, not {rounding} and {overflow}")
-
-
-def _require_randomness(generator: torch.Generator | None, random_bits: int) -> None:
-    if generator is None:
-        raise ValueError("generator: stochastic rounding needs an explicit torch.Generator")
-    if not 1 <= random_bits <= 31:
-        raise ValueError(f"random_bits: expected 1 to 31, got {random_bits}")

@@ -45,6 +45,7 @@ from altgrad.numerics.constants import (
     TWO_LEVEL,
     ULPS,
 )
+from altgrad.numerics.quantization import require_choice
 from altgrad.numerics.rounding import power_of_two
 
 GRANULARITIES = ("tensor", "row", "block", "tile")
@@ -72,7 +73,7 @@ def amax(x: Tensor, granularity: str = "tensor", *, block: int = 32, dim: int = 
         Shape (), or that of ``x`` with ``dim`` of length 1, or with ``dim`` (for tiles the last two) of length
         ceil(n / block). float64 for float64, else float32. NaN where there is a NaN, 0 for an empty tensor.
     """
-    _require("granularity", granularity, GRANULARITIES)
+    require_choice("granularity", granularity, GRANULARITIES)
     if block < 1:
         raise ValueError(f"block: expected 1 or more, got {block}")
     magnitude = x.detach().abs()
@@ -156,10 +157,10 @@ def scale_rule(scale_format: str, scale_rounding: str, granularity: str = "tenso
     Raises:
         ValueError: an unknown rounding, or a format that no scale of this granularity is computed in.
     """
-    _require("scale_rounding", scale_rounding, (*SCALE_ROUNDINGS, OF_TWO))
+    require_choice("scale_rounding", scale_rounding, (*SCALE_ROUNDINGS, OF_TWO))
     if granularity in ("block", "tile") and scale_format not in SCALE_FORMATS:
         return FOUR_OVER_SIX if scale_rounding == OF_TWO else TWO_LEVEL
-    _require("scale_format", scale_format, SCALE_FORMATS)
+    require_choice("scale_format", scale_format, SCALE_FORMATS)
     if scale_rounding == OF_TWO:
         raise ValueError("scale_rounding: 4/6 is a choice between scales of blocks in a small format such as E4M3")
     return FLOAT32_RULE if scale_format == "float32" else SCALE_RULES.index(scale_rounding)
@@ -235,7 +236,7 @@ def amax_from_history(history: Tensor, method: str = "max") -> Tensor:
     Returns:
         Shape ``history.shape[1:]``. Zero, which gives scale 1, if no entry is usable.
     """
-    _require("method", method, HISTORY_METHODS)
+    require_choice("method", method, HISTORY_METHODS)
     if method == "most-recent":
         return history[0]
     return torch.where(history.isfinite(), history, 0.0).amax(dim=0)
@@ -266,8 +267,3 @@ def encode_mx_scale(scale: Tensor) -> Tensor:
 def decode_mx_scale(codes: Tensor) -> Tensor:
     """Return the scale (float32) whose reciprocal the E8M0 codes store; NaN for 0xFF."""
     return (1 / decode(codes, "E8M0", torch.float64)).float()
-
-
-def _require(argument: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{argument}: expected one of {', '.join(choices)}, got {value!r}")

@@ -26,9 +26,6 @@ from altgrad.common.console import handled
 from altgrad.config import Cell
 from altgrad.config.schema import learning_rate
 from altgrad.data.batches import Task
-from altgrad.model import Recipe, requantize_model
-from altgrad.config.schedule import learning_rate
-from altgrad.data.tasks import Task
 from altgrad.model import requantize_model
 from altgrad.model.from_cell import recipe_of
 from altgrad.model.gpt import GPT, Block

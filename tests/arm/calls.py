@@ -107,7 +107,7 @@ def _packed(argument: Any) -> bytes:
 def record(recorder: Recorder) -> None:
     """Make all calls."""
     with recorder:
-        for make_calls in (_operands, _groups, _codes_and_rotations, _sums, _arms, _states):
+        for make_calls in (_operands, _codes_and_rotations, _sums, _arms, _states):
             make_calls(recorder)
 
 
@@ -140,32 +140,8 @@ def _streams() -> tuple[Tensor | None, ...]:
 
 
 def _operands(recorder: Recorder) -> None:
-    rules = range(len(SCALE_RULES))
-    for i, (fmt, shape, (block, dim)) in enumerate(
-        product(FORMATS, SHAPES, product((0, -1, 1, 5, 16, 32, 128), (0, 1)))
-    ):
-        constants = format_constants(fmt)
-        for j, (kind, x) in enumerate(_inputs(shape, fmt).items()):
-            source, target = DTYPES[(i + j) % 4]
-            for rule in rules if j % 3 == i % 3 else (rules[(i + j) % len(rules)],):
-                recorder.label = f"{fmt} {shape} {kind} {source} to {target}, block {block}, dim {dim}, rule {rule}"
-                history = [torch.tensor([0.0, 3.0, float("nan")])] if block == 0 and i % 2 else []
-                method = "max" if j % 2 else "most-recent"
-                how = {"block": block, "dim": dim, "rule": rule, "dtype": target, "overwrite": j % 4 == 0}
-                operands = [x.to(source)], [constants], history, []
-                quantize_by_operators(*operands, method=method, learns="each", first=0, **how)
-    xs = [x.bfloat16() for shape in SHAPES for x in _inputs(shape, "E4M3").values()]
-    for block in (0, -1):
-        histories = [torch.tensor([1.0, 0.0]) for _ in xs] if block == 0 else []
-        recorder.label = f"several at once, block {block}"
-        constants = [format_constants("E4M3")] * len(xs)
-        how = {"method": "max", "learns": "first", "block": block, "dim": 1, "rule": 0, "dtype": torch.float32}
-        quantize_by_operators(xs, constants, histories, [], first=0, overwrite=False, **how)
-
-
-def _groups(recorder: Recorder) -> None:
     rules = (*range(len(SCALE_RULES)), TWO_LEVEL, TWO_LEVEL + 1)
-    for i, (fmt, shape, block) in enumerate(product(FORMATS, SHAPES, (0, -1, 16, 5, -16, -7, 128))):
+    for i, (fmt, shape, block) in enumerate(product(FORMATS, SHAPES, (0, -1, 1, 5, 16, 32, 128, -16, -7))):
         for j, ((kind, x), stream) in enumerate(product(_inputs(shape, fmt).items(), _streams())):
             source, target = DTYPES[(i + j) % 4]
             for rule in (rules[(i + j) % 7], rules[(i + 3 * j + 5) % 7]):
@@ -173,11 +149,18 @@ def _groups(recorder: Recorder) -> None:
                     continue
                 scale_format = ("E4M3", "E5M2")[i % 2] if rule >= TWO_LEVEL else "float32"
                 constants = format_constants(fmt, scale_format=scale_format)
-                known = torch.tensor(3.0) if j % 5 == 0 and block != -1 else None
+                history = [torch.tensor([0.0, 3.0, float("nan")])] if j % 5 == 0 and block != -1 else []
                 recorder.label = f"{fmt} {shape} {kind} {source} to {target}, block {block}, rule {rule}, {stream}"
-                quantize_by_operator(
-                    x.to(source), constants, known, block, j % 2, rule, target, stream, 7 * j, j % 4 == 0
-                )
+                how = {"block": block, "dim": j % 2, "rule": rule, "dtype": target, "first": 7 * j}
+                how |= {"overwrite": j % 4 == 0, "method": ("most-recent", "max")[j % 2], "learns": "each"}
+                quantize_by_operators([x.to(source)], [constants], history, [] if stream is None else [stream], **how)
+    xs = [x.bfloat16() for shape in SHAPES for x in _inputs(shape, "E4M3").values()]
+    for block in (0, -1):
+        histories = [torch.tensor([1.0, 0.0]) for _ in xs] if block == 0 else []
+        recorder.label = f"several at once, block {block}"
+        constants = [format_constants("E4M3")] * len(xs)
+        how = {"method": "max", "learns": "first", "block": block, "dim": 1, "rule": 0, "dtype": torch.float32}
+        quantize_by_operators(xs, constants, histories, [], first=0, overwrite=False, **how)
 
 
 def _codes_and_rotations(recorder: Recorder) -> None:

@@ -17,7 +17,7 @@ from altgrad.model import QuantizedLinear, Recipe
 from altgrad.model.hardware import CAPABILITIES, has_products
 from altgrad.model.quantized.native import native_product
 from altgrad.model.quantized.operand import Operand
-from altgrad.numerics import format_constants, quantize, quantize_operands, uniform
+from altgrad.numerics import amax, format_constants, quantize, quantize_operands, uniform
 from altgrad.numerics import gpu_launch as launch
 from altgrad.numerics.constants import FOUR_OVER_SIX, TWO_LEVEL
 from altgrad.numerics.ms_eden import ms_eden_pair
@@ -26,6 +26,7 @@ from altgrad.numerics.operand_definition import ONE_SCALE, PACKED, ROWS, quantiz
 from altgrad.numerics.operators import has_loops, quantize_by_operator
 from altgrad.numerics.prove import check_decision_points, check_order, rounder
 from altgrad.numerics.rounding import ROUNDING_MODES
+from altgrad.numerics.scaling import scaling_amax
 from altgrad.numerics.two_level import per_element
 from tests.model.test_native import OF_BLOCKS
 from tests.numerics.numerics_oracles import same
@@ -99,6 +100,8 @@ def test_kernels_have_the_bits_of_tensor_operations_on_the_cpu(device, block):
             known = torch.tensor(3.0) if i % 2 and block != ROWS else None
             part = slice(None) if i % 3 else slice(1, 158)
             x, there = (t.to(dtypes[0])[:, part] for t in (memory, memory.to(device)))
+            if known is not None and device.type == "cuda":  # as `quantize_operands` does before
+                known = scaling_amax(known, amax(x))
             given = [None if t is None else t.to(device) for t in (constants, known, stream)]
             assert has_loops(there) if device.type == "cpu" else launch.takes_kernels(there, dtypes[1], block)
             with warnings.catch_warnings():

@@ -236,16 +236,6 @@ def test_a_history_sets_the_scale_and_learns_as_its_definition_says(method, lear
     assert all(map(same, *seen))
 
 
-def test_scales_are_those_of_compute_scale():
-    x, constants = wide(40, 70), format_constants("E3M4")
-    for scale_format in ("float32", "E8M0"):
-        found = quantize_operand(x, constants, scale_format=scale_format)
-        assert torch.equal(found.scale, compute_scale(amax(x), "E3M4", scale_format=scale_format))
-        for dim in (0, 1):
-            rows = quantize_operand(x, constants, granularity="row", dim=dim, scale_format=scale_format)
-            assert torch.equal(rows.scale, compute_scale(amax(x, "row", dim=dim), "E3M4", scale_format=scale_format))
-
-
 @pytest.mark.parametrize("name", ["E4M3", "E2M1", "E3M0", "E5M2"])
 @pytest.mark.parametrize("scale_format", ["float32", "E8M0", "E4M3"])
 def test_a_tile_has_one_scale_and_the_values_of_both_products(name, scale_format):

@@ -51,6 +51,7 @@ def test_scale_is_the_correctly_rounded_ratio(fmt):
     expected = [float(target / Fraction(a)) for a in USABLE.tolist()]
     expected = torch.tensor(expected, dtype=torch.float64).clamp(2.0**-126, 2.0**127).float()
     assert torch.equal(compute_scale(USABLE, fmt), expected)
+    assert torch.equal(scale_from_amax(USABLE, format_constants(fmt)), expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "E8M0"])

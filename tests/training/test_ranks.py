@@ -16,11 +16,7 @@ from torch import Tensor
 from altgrad.common.files import read_json
 from altgrad.config import Cell, UserError
 from altgrad.config.recipe import Recipe, Rule
-from altgrad.data import batches
 from altgrad.model import GPT, GPTConfig, quantize_model
-from altgrad.model.quantized import data_parallel
-from altgrad.model.quantized.data_parallel import share_rows
-from altgrad.numerics.philox import words
 from altgrad.optim.sharded import whole
 from altgrad.training import ranks, train_cell
 from altgrad.training.trainer import Trainer

@@ -71,7 +71,8 @@ float round_groups(const Tensor& x, Tensor& y, const Tensor& constants, const Sc
       auto with_nearest = [&](const auto& nearest) {
         stream != nullptr ? run(ByChance(scales.grid()), nearest) : run(ToNearest{nearest}, nearest);
       };
-      scales.grid().root == 0 ? with_nearest(Rounder<false>(scales.grid())) : with_nearest(Rounder<true>(scales.grid()));
+      const Grid& grid = scales.grid();
+      grid.root == 0 ? with_nearest(Rounder<false>(grid)) : with_nearest(Rounder<true>(grid));
     });
   });
   return amax;

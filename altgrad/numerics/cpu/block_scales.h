@@ -1,7 +1,7 @@
-// Operands with any groups of elements under a scale, with scales of one or two levels, to nearest or by chance.
+// Operands whose scales belong to groups of any shape, of one or two levels, rounded to nearest or stochastically.
 //
-// For what blocks.h and tensors.h do not do in one pass: two passes, over a grid of groups that are `high` rows and
-// `wide` columns large. operand_definition.py and two_level.py define it; every bit agrees.
+// It does what blocks.h and tensors.h cannot do in one pass, in two passes over groups of `high` rows and `wide`
+// columns. operand_definition.py and two_level.py define it; every bit agrees.
 
 #pragma once
 
@@ -20,8 +20,8 @@ namespace altgrad {
 
 // --- rounding an element ---------------------------------------------------------------------------------
 
-// To one of the two neighbours, up where the random number lies below the share of the way. The largest value is a
-// neighbour of its own, and NaN stays.
+// Rounds to one of the two neighbours: up if the random number is below the share of the way. The largest value is its
+// own neighbour, and NaN stays NaN.
 struct ByChance {
   static constexpr bool kDraws = true;
   float max, zero;
@@ -50,7 +50,7 @@ struct ToNearest {
 template <class R>
 ToNearest(R) -> ToNearest<R>;  // which Clang does not find by itself before version 17
 
-// Numbers are there if they are asked for: without a branch in the loops.
+// Returns the i-th random number if R draws any, without a branch in the loops.
 template <class R>
 INLINE float drawn(const float* random, int64_t i) {
   if constexpr (R::kDraws) return random[i];
@@ -66,17 +66,17 @@ INLINE float taken_back(float value, float back) {
 
 // --- the groups --------------------------------------------------------------------------------------------
 
-// Groups of `high` x `wide` elements of a matrix; those at its ends may be smaller.
+// A matrix in groups of `high` x `wide` elements; groups at its ends may be smaller.
 struct Groups {
   int64_t rows, columns, high, wide;
 
-  static constexpr int64_t kUsual = 16;  // that of NVFP4
+  static constexpr int64_t kUsual = 16;  // block size of NVFP4
   using Usual = std::integral_constant<int64_t, kUsual>;
 
   int64_t down() const { return (rows + high - 1) / high; }
   int64_t across() const { return (columns + wide - 1) / wide; }
 
-  // Calls run(group, its first column, how many it has) for the groups of a row; the compiler knows the usual number.
+  // Calls run(group, first column, number of columns) for the groups of a row; the compiler knows the usual number.
   template <class F>
   void each(const F& run) const {
     auto each_of = [&](const auto length) {
@@ -88,7 +88,7 @@ struct Groups {
   }
 };
 
-// Of 16 neighbours, the halves against each other, then the halves of what that leaves, and so on.
+// Reduces 16 neighbours with `join`: both halves, then both halves of the result, and so on.
 template <class N, class F>
 N halved(const N* x, const F& join) {
   typedef N Half __attribute__((vector_size(8 * sizeof(N))));
@@ -137,7 +137,7 @@ void group_amaxes(const T* x, const Groups& g, float* amaxes) {
 
 // --- rounding a row ----------------------------------------------------------------------------------------
 
-// Each of these is compiled by itself, with all that it reads often at hand.
+// These are not inlined, so that each has enough registers.
 
 template <Scales::Back kBack, class T, class U, class R>
 [[gnu::noinline]] void round_row(const T* x, U* y, const Groups g, const float* factor, const float* back,
@@ -177,7 +177,7 @@ template <class T, class R>
   });
 }
 
-// Sums of neighbours as a tree: both halves of the next power of two are added, and so on.
+// Adds neighbours as a tree: both halves of the next power of two, and so on.
 inline void add_halves(float* x, int64_t n, int64_t step, int64_t count) {
   for (int64_t half = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n))) / 2; half > 0; half /= 2) {
     for (int64_t i = 0; i < half && i + half < n; ++i) {
@@ -197,7 +197,7 @@ inline float sum_of_group(float* x, Groups::Usual) {
   return halved(x, [](auto a, auto b) { return a + b; });
 }
 
-// One strip of groups, whose scales are chosen between two by the squared error.
+// Chooses between two scales for each group of a strip, by the squared error: 4/6.
 template <class T, class R>
 class Choice {
  public:
@@ -235,7 +235,7 @@ class Choice {
 
 // --- the whole operand ---------------------------------------------------------------------------------
 
-// Random numbers of a part of a row.
+// Random numbers for a part of a row.
 class Numbers {
  public:
   Numbers(const Stream* stream, int64_t first) : stream_(stream), first_(first) {}

@@ -1,5 +1,5 @@
-// Operands with a scale per row or column, or a power of two per block of either, to nearest, in one pass where the
-// mathematics allows it.
+// Operands rounded to nearest with a scale per row or column, or a power-of-two scale per block of either, in one pass
+// where that is possible.
 
 #pragma once
 
@@ -11,17 +11,17 @@
 
 namespace altgrad {
 
-constexpr int64_t kStripe = 128, kStrips = 16;  // columns handled together, and parts of the rows, at most
-constexpr int64_t kUsualBlock = 32;  // that of the OCP microscaling formats
-constexpr int64_t kTogether = 16;  // blocks handled together, if so many elements stay in the first cache
+constexpr int64_t kStripe = 128, kStrips = 16;  // most columns handled together, and most parts of the rows
+constexpr int64_t kUsualBlock = 32;  // block size of the OCP microscaling formats
+constexpr int64_t kTogether = 16;  // most blocks handled together; their elements fit the first cache
 
 struct Shape {
   int64_t rows, columns;
 };
 
-// Some neighbouring blocks at a time, which are in the first cache when they are read again and whose scales do not
-// wait for each other. Without `scales` the scale is taken off again, as block scales are. L: int64_t, or a length
-// that the compiler knows.
+// Handles some neighbouring blocks at a time: they are still in the first cache when they are read again, and their
+// scales are computed independently. Without `scales` each value is divided by its scale again, as for block scales.
+// L: int64_t, or a length that the compiler knows.
 template <class T, class U, class R, class L>
 void round_blocks(const T* x, U* y, int64_t blocks, const L length, float* scales, const ScaleRule& rule,
                   const R round) {
@@ -50,7 +50,7 @@ void round_blocks(const T* x, U* y, int64_t blocks, const L length, float* scale
   }
 }
 
-// Scales along rows: a row is one block, or some and perhaps a shorter one.
+// Blocks along rows. A row is one block, or several of which the last may be shorter.
 template <class T, class U, class R>
 void round_rows(const T* x, U* y, Shape shape, int64_t length, float* scales, const ScaleRule& rule,
                 const R& round) {
@@ -75,7 +75,7 @@ void round_rows(const T* x, U* y, Shape shape, int64_t length, float* scales, co
   });
 }
 
-// A scale per column: in strips of rows, first to find the scales and then to round.
+// One scale per column. A first pass over strips of rows finds the scales, a second one rounds.
 template <class T, class U, class R>
 void round_columns(const T* x, U* y, Shape shape, float* scales, const ScaleRule& rule, const R& round) {
   const int64_t columns = shape.columns, elements = shape.rows * columns;
@@ -110,7 +110,7 @@ void round_columns(const T* x, U* y, Shape shape, float* scales, const ScaleRule
   });
 }
 
-// A scale per block of a column, which is taken off again: in tiles as high as a block.
+// One scale per block of a column, divided off again. Works in tiles as high as a block.
 template <class T, class U, class R>
 void round_blocks_of_columns(const T* x, U* y, Shape shape, int64_t block, const ScaleRule& rule,
                              const R& round) {

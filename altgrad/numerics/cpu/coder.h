@@ -1,4 +1,4 @@
-// Between values and codes of a byte each, in loops: encode_operand and decode_operand of operand.py.
+// encode_operand and decode_operand of operand.py in loops: values to codes of a byte each, and back.
 
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace altgrad {
 
-// Between code and float32 bits, without a branch, so that the loops over them are vectorized.
+// Converts between codes and float32 bits without branches, so that the loops are vectorized.
 struct Coder {
   uint32_t shift, offset, normal_from;
   float smallest_normal, spacing, per_code;
@@ -24,7 +24,7 @@ struct Coder {
     const uint32_t absolute = bits & 0x7fffffffu;
     const float magnitude = std::bit_cast<float>(absolute);
     const uint32_t normal = (absolute >> shift) - offset;
-    const float below = std::min(smallest_normal, magnitude);  // what no integer holds becomes another on each processor
+    const float below = std::min(smallest_normal, magnitude);  // a conversion that overflows differs between processors
     const uint32_t subnormal = static_cast<uint32_t>(static_cast<int32_t>(below * per_code));
     uint32_t code = magnitude < smallest_normal ? subnormal : normal;
     const uint32_t sign = (bits >> 24) & 0x80u;

@@ -1,4 +1,4 @@
-// Rounding elements whose scales are known: the innermost loops, and the choice of their types.
+// The innermost loops, which round elements whose scales are known, and the choice of their types.
 
 #pragma once
 
@@ -10,10 +10,9 @@ namespace altgrad {
 
 using torch::headeronly::ScalarType;
 
-constexpr int64_t kFirstCache = 1 << 13;  // elements that stay in it
+constexpr int64_t kFirstCache = 1 << 13;  // elements that fit the first cache
 
-// In all of them x and y do not overlap or are the same, so that no element waits for another. A place is a Scale or
-// a Moved.
+// In all of these x and y do not overlap or are the same, so elements are independent. A place is a Scale or a Moved.
 template <class T, class U, class R, class P>
 void round_range(const T* x, U* y, int64_t n, P place, const R round) {
   if constexpr (kPairs<T, U>) {
@@ -26,14 +25,14 @@ void round_range(const T* x, U* y, int64_t n, P place, const R round) {
   }
 }
 
-// All elements at one scale, and none beyond the largest value of the format unless `clamps`.
+// Rounds at one scale. clamps: whether some element may be beyond the largest value of the format.
 template <class T, class U, class R>
 void round_scaled(const T* x, U* y, int64_t n, float scale, bool clamps, const R round) {
   clamps ? round_range(x, y, n, Scale{scale}, round) : round_range(x, y, n, Scale{scale}, round.unclamped());
 }
 
-// Every element has a place of its own. `arrange` orders these: where elements are handled in pairs, first those of the
-// pairs' first ones.
+// Each element has its own place. `arrange` orders the places: for elements handled in pairs, the places of all first
+// elements come before those of all second ones.
 template <class T, class U, class R, class P>
 void round_each(const T* x, U* y, int64_t n, const P* places, const R round) {
   if constexpr (kPairs<T, U>) {
@@ -52,12 +51,11 @@ void arrange(const P* places, int64_t n, P* arranged) {
   for (int64_t i = 0; i < n; ++i) arranged[kPairs<T, U> ? i / 2 + i % 2 * ((n + 1) / 2) : i] = places[i];
 }
 
-// The scale is taken off again: for what does not fit on a quantization grid divided by it. step: 0 for one scale.
+// Divides each value by its scale again, where the format's values cannot be divided beforehand. step: 0 for one scale.
 template <class T, class U, class R>
 void round_unscaled(const T* x, U* y, int64_t n, const float* scale, int64_t step, const R round) {
   for (int64_t i = 0; i < n; ++i, scale += step) store(y + i, round(load(x[i]), Scale{*scale}) * (1 / *scale));
 }
-
 
 // --- types --------------------------------------------------------------------------------------------
 
@@ -73,7 +71,7 @@ void with_output(Tensor& y, const F& run) {
                                        : run(static_cast<bf16*>(y.mutable_data_ptr()));
 }
 
-// Calls run with pointers of the types of x and y, and the format's rounder.
+// Calls run with typed pointers to x and y, and the format's rounder.
 template <class F>
 void dispatch(const Tensor& x, Tensor& y, const Grid& grid, const F& run) {
   with_input(x, [&](const auto* from) {

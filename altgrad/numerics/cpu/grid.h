@@ -1,6 +1,6 @@
-// What the loops in C++ have in common: a format, its rounding and its scales, and loops over a tensor's elements.
+// What the C++ loops share: a format, its rounding and its scales, and loops over a tensor's elements.
 //
-// The way to the spacing of values differs from rounding.py, as the exponent bits are at hand here; every bit agrees.
+// Unlike rounding.py it reads the spacing of values from the exponent bits; every bit agrees.
 
 #pragma once
 
@@ -16,9 +16,9 @@
 #include <limits>
 #include <type_traits>
 
-#include "definitions.h"  // Python's numbers, which kernels.py writes there
+#include "definitions.h"  // Python's numbers, which loops.py writes there
 
-// Before a loop whose elements do not depend on each other, though it may write where it reads.
+// Put before a loop whose elements are independent of each other, though it may write where it reads.
 #ifdef __clang__
 #define EACH_ALONE _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -30,14 +30,14 @@
 #define ALTGRAD_FMA
 #endif
 
-// Before what loops over elements call: of so many loops GCC would compile some with calls, and so not in vectors.
+// Put before functions that loops over elements call: GCC would leave some calls, and not vectorize those loops.
 #define INLINE [[gnu::always_inline]] inline
 
 namespace altgrad {
 
 using torch::stable::Tensor;
 
-constexpr int64_t kGrain = 1 << 17;  // elements per thread, some 30 us: waking another one takes about as long
+constexpr int64_t kGrain = 1 << 17;  // elements per thread, some 30 us: waking another thread takes about as long
 
 // --- the quantization grid -----------------------------------------------------------------------
 
@@ -45,7 +45,7 @@ constexpr int64_t kGrain = 1 << 17;  // elements per thread, some 30 us: waking 
 struct Grid {
   float max, ulps, spacing, root, zero, target;
 
-  // first: where they begin, behind those of another format.
+  // first: index of the format's constants, after those of another format.
   explicit Grid(const Tensor& constants, int64_t first = 0) {
     const float* c = constants.const_data_ptr<float>() + first;
     max = c[packed::kMax], ulps = c[packed::kUlps], spacing = c[packed::kSpacing];
@@ -62,7 +62,7 @@ struct Grid {
 inline float absolute(float x) { return std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0x7fffffffu); }
 inline float power_of_two_below(float x) { return std::bit_cast<float>(std::bit_cast<uint32_t>(x) & 0x7f800000u); }
 
-// grid_spacing of rounding.py at |x|, up to the largest value.
+// grid_spacing of rounding.py at |x|; beyond the largest value, the spacing there.
 struct Spacing {
   float max, lowest, per_binade;
 
@@ -74,7 +74,7 @@ struct Spacing {
   }
 };
 
-// a * b + c, where a * b is exact: one rounding or two, as the machine has it, give the same.
+// a * b + c, where a * b is exact, so that a fused operation gives the same.
 inline float exact_product_plus(float a, float b, float c) {
 #ifdef ALTGRAD_FMA
   return std::fma(a, b, c);
@@ -83,8 +83,8 @@ inline float exact_product_plus(float a, float b, float c) {
 #endif
 }
 
-// How an element gets to the quantization grid: it is multiplied by its scale, or it stays and the grid is divided by
-// the scale, a power of two; then `lowest` are the bits of the smallest normal value there.
+// How an element is scaled: it is multiplied by its scale (Scale), or the format's values are divided by the scale, a
+// power of two (Moved); then `lowest` are the bits of their smallest normal value.
 struct Scale {
   float factor;
 };
@@ -92,8 +92,8 @@ struct Moved {
   uint32_t lowest;
 };
 
-// Nearest-even with saturation. kAlternating: the format has no mantissa, so that the even code alternates
-// with the exponent. kClamps: there may be values above the largest one.
+// Rounds to nearest even with saturation. kAlternating: the format has no mantissa, so the even code alternates with
+// the exponent. kClamps: elements may be above the largest value.
 template <bool kAlternating, bool kClamps = true>
 struct Rounder {
   float max, anchor_per_binade;
@@ -106,13 +106,13 @@ struct Rounder {
 
   Rounder<kAlternating, false> unclamped() const { return Rounder<kAlternating, false>(*this); }
 
-  // Whether something of at most amax may come out above the largest value. Scales are rounded, by less than half a
+  // Whether an element of at most amax may come out above the largest value. Scales are rounded, by less than half a
   // spacing.
   bool saturates(float amax, float scale) const { return !(amax * scale <= max * (1 + 0x1p-22f)); }
 
-  // Whether what is at most amax comes out the same on the quantization grid divided by scale, without clamping: a
-  // power of two that brings nothing beyond the largest value, and at which neither the smallest normal value nor the
-  // anchors leave float32.
+  // Whether elements of at most amax come out the same if the format's values are divided by scale, without clamping:
+  // the scale is a power of two that brings nothing beyond the largest value, and neither the smallest normal value nor
+  // the anchors leave float32.
   bool can_move(float amax, float scale) const {
     const float smallest = std::bit_cast<float>(lowest) * (1 / scale);
     const bool power_of_two = (std::bit_cast<uint32_t>(scale) & 0x7fffffu) == 0;
@@ -128,7 +128,7 @@ struct Rounder {
     return std::bit_cast<float>(nearest(x, place) | (std::bit_cast<uint32_t>(x) & sign));
   }
 
-  // The same for two bfloat16 in a word, if that holds the results.
+  // Rounds two bfloat16 in a word, which must hold the results.
   template <class P>
   INLINE uint32_t pair(uint32_t x, P low_place, P high_place) const {
     const uint32_t low = nearest(std::bit_cast<float>(x << 16), low_place);
@@ -145,7 +145,7 @@ struct Rounder {
   explicit Rounder(const Rounder<kAlternating, kOther>& r)
       : max(r.max), anchor_per_binade(r.anchor_per_binade), lowest(r.lowest), sign(r.sign), odd(r.odd) {}
 
-  // The bits of the result, but for the sign of a zero.
+  // Returns the bits of the result, except for the sign of a zero.
   INLINE uint32_t nearest(float x, Scale scale) const {
     x *= scale.factor;
     if constexpr (kClamps) {  // NaN stays
@@ -157,7 +157,7 @@ struct Rounder {
 
   INLINE uint32_t nearest(float x, Moved grid) const {
     const float binade = std::bit_cast<float>(std::max(std::bit_cast<uint32_t>(x) & 0x7f800000u, grid.lowest));
-    // The anchor, at 2^23 spacings of the values and half as many, has that spacing too.
+    // The anchor is 1.5 * 2^23 spacings of the values, so its ulp is that spacing.
     float anchors = anchor_per_binade;
     if constexpr (kAlternating) {  // one spacing more where the even code is below
       constexpr uint32_t kOdd = 1u << 23;
@@ -177,7 +177,7 @@ using bf16 = uint16_t;
 inline float load(float x) { return x; }
 inline float load(bf16 x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
 
-// What is on the quantization grid of a format that bfloat16 holds is exact, and so is a quiet NaN.
+// Values of a format that bfloat16 holds are exact, and so is a quiet NaN.
 inline void store_exact(float* to, float x) { *to = x; }
 inline void store_exact(bf16* to, float x) { *to = static_cast<bf16>(std::bit_cast<uint32_t>(x) >> 16); }
 
@@ -199,7 +199,7 @@ inline uint32_t load_pair(const bf16* from) {
 }
 inline void store_pair(bf16* to, uint32_t pair) { std::memcpy(to, &pair, sizeof pair); }
 
-// |x| as an unsigned number of its own width: monotone in |x|, and NaN above infinity.
+// Returns |x| as an unsigned number of its own width, which is monotone in |x|, with NaN above infinity.
 inline uint32_t order(float x) { return std::bit_cast<uint32_t>(x) & 0x7fffffffu; }
 inline uint16_t order(bf16 x) { return x & 0x7fffu; }
 inline uint32_t order(uint32_t x) { return x; }  // found before
@@ -228,9 +228,9 @@ void find_largest_of_columns(const T* x, int64_t rows, int64_t columns, int64_t 
 
 // --- scales --------------------------------------------------------------------------------------
 
-// How amax becomes a scale of a format: the ratio as a float32, or a power of two. The exponent of that is the
-// difference of those of target and amax, one less where the mantissa of amax is beyond a limit, which is all that
-// rules differ in: loops over scales have no branch on them.
+// How amax becomes a scale: the ratio as float32, or a power of two. Its exponent is the difference of the exponents of
+// target and amax, minus one if the mantissa of amax is beyond a limit. Rules differ only in that limit, so loops over
+// scales do not branch on them.
 struct ScaleRule {
   bool float32;
   double target;
@@ -240,7 +240,7 @@ struct ScaleRule {
   ScaleRule(int64_t rule, const Grid& grid) : float32(rule == scale_rule::kFloat32), target(grid.target) {
     const uint64_t bits = std::bit_cast<uint64_t>(target);
     exponent = static_cast<int64_t>(bits >> 52);
-    // With half a spacing on it amax reaches the next power of two, whose mantissa is the even one.
+    // Rule even: amax plus half a spacing reaches the next power of two, whose mantissa is even.
     const double half_spacing = std::ldexp(Spacing(grid)(grid.target), static_cast<int>(1022 - exponent));
     limit = rule == scale_rule::kCeil    ? 0
             : rule == scale_rule::kRceil ? static_cast<int64_t>(bits & kMantissa)
@@ -251,7 +251,7 @@ struct ScaleRule {
   static constexpr uint64_t kMantissa = (uint64_t{1} << 52) - 1;
 };
 
-// compute_scale of scaling.py. Without a branch on amax, so that loops over it are vectorized.
+// compute_scale of scaling.py, without a branch on amax, so that loops are vectorized.
 INLINE float scale_of(float amax, const ScaleRule& rule) {
   float scale;
   if (!rule.float32) {
@@ -277,7 +277,7 @@ void over(int64_t count, int64_t elements_each, const F& run) {
   torch::stable::parallel_for(0, count, grain, run);
 }
 
-// The largest of what run(begin, end) returns.
+// Returns the largest result of run(begin, end).
 template <class F>
 auto largest_over(int64_t n, const F& run) {
   using Found = decltype(run(int64_t{0}, int64_t{0}));

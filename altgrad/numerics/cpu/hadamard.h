@@ -1,4 +1,4 @@
-// hadamard.py in loops.
+// rotate_rows of operand.py in loops.
 
 #pragma once
 
@@ -9,8 +9,8 @@
 
 namespace altgrad {
 
-// Of each `size` neighbouring rows, in stripes of columns that stay in the first cache; zeros stand in for rows that are
-// not there. L: int64_t, or a size that the compiler knows.
+// Rotates each `size` neighbouring rows, in stripes of columns that fit the first cache. Missing rows count as zeros.
+// L: int64_t, or a size that the compiler knows.
 template <class T, class L>
 void rotate(const T* x, int64_t rows, int64_t columns, const float* signs, const L size, float* y) {
   constexpr int64_t kRoom = 1 << 11;

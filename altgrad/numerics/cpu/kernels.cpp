@@ -21,7 +21,7 @@
 namespace altgrad {
 namespace {
 
-// What is remembered of a tensor: amax of earlier steps, the newest first, 0 for a step that has not been.
+// amax of a tensor in earlier steps, newest first, 0 for a step that has not been.
 struct History {
   float* entries;
   int64_t length;
@@ -29,7 +29,7 @@ struct History {
   explicit History(Tensor& history)
       : entries(static_cast<float*>(history.mutable_data_ptr())), length(history.numel()) {}
 
-  // The amax that sets the scale, 0 if there is none.
+  // Returns the amax that sets the scale, 0 if there is none.
   float known(bool newest) const {
     if (newest) return entries[0];
     float found = 0;
@@ -43,7 +43,7 @@ struct History {
   }
 };
 
-// Writes the operand of a tensor with several scales into values, which may be that tensor.
+// Writes the operand of a tensor with several scales to values, which may be that tensor.
 void round_parts(const Tensor& from, Tensor& values, const Grid& grid, const Scaling& scaling, float* scales) {
   const Shape shape{from.size(0), from.size(1)};
   const int64_t block = scaling.block;
@@ -104,8 +104,8 @@ struct Call {
   }
 };
 
-// The operators take numbers, tensors and lists of them: torch 2.13 leaks a string or an optional tensor at each call of
-// a stable operator.
+// The operators take numbers, tensors and lists of them: torch 2.13 leaks a string or an optional tensor at each call
+// of a stable operator.
 Tensor quantize_in_place(Tensor values, Tensor constants, std::vector<Tensor> histories, std::vector<Tensor> streams,
                          int64_t first, bool newest, int64_t learns, int64_t block, int64_t dim, int64_t rule) {
   const Call call{{block, dim != 0, rule}, first, newest, learns};
@@ -120,7 +120,7 @@ Tensor quantize_into(Tensor x, Tensor values, Tensor constants, std::vector<Tens
   return call.quantize(x, values, constants, histories, streams);
 }
 
-// Several at once; their scales in a row.
+// Several at once. Returns their scales one tensor's after the other's.
 Tensor quantize_each_into(std::vector<Tensor> xs, std::vector<Tensor> values, std::vector<Tensor> constants,
                           std::vector<Tensor> histories, std::vector<Tensor> streams, int64_t first, bool newest,
                           int64_t learns, int64_t block, int64_t dim, int64_t rule) {
@@ -150,7 +150,7 @@ Tensor rotate_rows(Tensor x, Tensor signs) {
   return y;
 }
 
-// first and count: where rows of the stream begin and end.
+// Rows of the stream must begin and end at first and first + count.
 Tensor random_signs(Tensor stream, int64_t first, int64_t count) {
   Tensor signs = torch::stable::new_empty(stream, {count}, ScalarType::Float);
   const Stream counter = Stream::of(stream.const_data_ptr<int64_t>());

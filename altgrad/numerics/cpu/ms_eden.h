@@ -11,8 +11,8 @@
 
 namespace altgrad {
 
-// Of rotated x, whose groups are `high` rows and one column. Sums are over 128 rows, in stripes of columns that stay in
-// the first cache.
+// x: rotated; its groups are `high` rows of one column. Sums are over 128 rows, in stripes of columns that fit the
+// first cache.
 template <class T, class U, class R>
 void round_ms_eden(const T* x, U* y, const Groups& g, const float* amaxes, const Scales& scales, const Stream& stream,
                    int64_t first, const R round) {

@@ -1,4 +1,4 @@
-// random.py in loops: the uniform numbers of a stream, Philox4x32-10 over its places.
+// philox.py in loops: the uniform numbers of a stream, Philox4x32-10 over its places.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace altgrad {
 
-// The key is 0: streams differ in their counters alone.
+// The key is 0: streams differ only in their counters.
 struct Stream {
   uint32_t seed, tensor, step;
 
@@ -23,16 +23,16 @@ struct Stream {
 
   static constexpr int64_t kRow = 4 * philox::kLanes;  // places of one block per lane
 
-  // Writes the numbers for places first to first + n, and for the rest of the last row; first is where a row begins.
+  // Writes the numbers for places first to first + n, and for the rest of the last row. A row begins at first.
   void uniform(int64_t first, int64_t n, float* __restrict out) const { write(first, n, out, number); }
 
-  // As `uniform`, 1 or -1 by the words' lowest bits.
+  // Writes 1 or -1 by the words' lowest bits; places as in `uniform`.
   void signs(int64_t first, int64_t n, float* __restrict out) const {
     write(first, n, out, [](uint32_t word) { return word & 1 ? -1.0f : 1.0f; });
   }
 
  private:
-  // An odd multiple of 2^-24 from a word's upper bits, which are those of a float32 from 1 to 2.
+  // Returns an odd multiple of 2^-24, from a word's upper bits taken as the mantissa of a float32 from 1 to 2.
   static float number(uint32_t word) {
     return std::bit_cast<float>((word >> (32 - philox::kBits)) | 0x3f800000u) - (1 - 0x1p-24f);
   }
@@ -44,8 +44,7 @@ struct Stream {
     }
   }
 
-  // A word lies in the lower half of 64 bits and the upper half is left as it comes, so that nothing is widened or
-  // packed between the rounds.
+  // Each word is the lower half of 64 bits, and the upper half is ignored, so that rounds need no widening or packing.
 #if defined(__AVX512F__)
   static constexpr int kWords = 8;
 #elif defined(__AVX2__)
@@ -55,7 +54,7 @@ struct Stream {
 #endif
   using Words = uint64_t __attribute__((vector_size(8 * kWords)));
 
-  // Of the lower halves, in the one instruction that there is for it: GCC 12 makes some ten of shifts and sums.
+  // Multiplies the lower halves, in one instruction: GCC 12 would make some ten of shifts and sums.
   static Words product(Words x, Words y) {
 #if defined(__AVX512F__)
     return reinterpret_cast<Words>(_mm512_mul_epu32(reinterpret_cast<__m512i>(x), reinterpret_cast<__m512i>(y)));
@@ -68,10 +67,10 @@ struct Stream {
 #endif
   }
 
-  // Only the first word of the counter differs from lane to lane, so that two rounds are half done beforehand.
+  // Only the first word of the counter differs between lanes, so half of the first two rounds is computed beforehand.
   template <class F>
   void row(uint32_t block, float* __restrict out, const F& of) const {
-    constexpr int kGroups = philox::kLanes / kWords;  // side by side, as each waits for its products
+    constexpr int kGroups = philox::kLanes / kWords;  // independent, as each has to wait for its products
     const Words zero{}, multiplier0 = zero + philox::kMultiplier0, multiplier1 = zero + philox::kMultiplier1;
     const uint64_t first = uint64_t{tensor} * philox::kMultiplier1, at = static_cast<uint32_t>(first >> 32) ^ step;
     const uint64_t second = at * philox::kMultiplier0;

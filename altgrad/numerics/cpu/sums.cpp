@@ -1,7 +1,7 @@
-// What `sums` and `update_sums` add up over tensors, on CPU: in one pass, where tensor operations take a dozen.
+// sums.py in loops: one pass, where tensor operations take a dozen.
 //
-// sums.py and update_sums.py have the same in tensor operations, which define it. Counts and the largest magnitude agree to the bit; sums
-// are of float64, in another order. That order is of the places of the elements alone, not of the number of threads.
+// Counts and the largest magnitude agree to the bit; sums are float64 in another order. That order depends on the
+// places of the elements, not on the number of threads.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -26,9 +26,9 @@ namespace {
 
 using torch::headeronly::ScalarType;
 
-constexpr int64_t kChunk = 1024;  // elements handled together: a few buffers of so many floats stay in the first cache
-constexpr int64_t kSpan = 1 << 14;  // elements that are added up by themselves
-constexpr int64_t kLanes = 16;  // sums under way: an addition takes four cycles, and a register holds eight
+constexpr int64_t kChunk = 1024;  // elements handled together: a few buffers of so many floats fit the first cache
+constexpr int64_t kSpan = 1 << 14;  // elements per partial sum
+constexpr int64_t kLanes = 16;  // concurrent sums: an addition takes four cycles, and a register holds eight
 
 constexpr uint32_t kInfinity = 0x7f800000u;
 
@@ -37,7 +37,7 @@ float finite_or_zero(float x) {
   return std::bit_cast<float>(order(x) < kInfinity ? bits : 0);
 }
 
-// The sum over i of f(i), which is a double, each of kLanes numbers by itself and these in their order.
+// Returns the sum of the doubles f(i): kLanes sums, which are then added in order.
 template <class F>
 double sum(int64_t n, const F& f) {
   double lanes[kLanes] = {};
@@ -59,11 +59,11 @@ void with_elements(const Tensor& x, const F& run) {
                                        : run(static_cast<const bf16*>(x.const_data_ptr()));
 }
 
-// Numbers of a part of a tensor, which the parts' are joined to: added, but for a maximum in the first place.
+// Results for a part of a tensor.
 template <size_t kCount>
 using Found = std::array<double, kCount>;
 
-// Joins what run(begin, end) finds in spans of n elements, in their order. kMaximum: the first number is one.
+// Adds the results of run(begin, end) over all spans of n elements, in order. kMaximum: the first number is a maximum.
 template <size_t kCount, bool kMaximum, class F>
 Found<kCount> joined(int64_t n, int64_t span, const F& run) {
   const int64_t spans = (n + span - 1) / span;
@@ -80,7 +80,7 @@ Found<kCount> joined(int64_t n, int64_t span, const F& run) {
   return total;
 }
 
-// The numbers as a tensor.
+// Returns the numbers as a tensor.
 Tensor packed_numbers(const Tensor& like, std::initializer_list<std::span<const double>> parts) {
   int64_t count = 0;
   for (const auto part : parts) count += static_cast<int64_t>(part.size());
@@ -123,11 +123,12 @@ Tensor magnitudes(Tensor x) { return packed_numbers(x, {magnitudes_of(torch::sta
 
 // --- what rounding does -------------------------------------------------------------------------------------------
 
-// One scale for all, or one for each element, which is then taken off the error again.
+// One scale for all, one per element, or one of a row; the last two divide the error by the scale.
+template <bool kOfRow>
 struct OneScale {
   float scale;
   float at(int64_t) const { return scale; }
-  float error(float lost, int64_t) const { return lost; }
+  float error(float lost, int64_t) const { return kOfRow ? lost / scale : lost; }
   OneScale from(int64_t) const { return *this; }
 };
 struct Scales {
@@ -135,12 +136,6 @@ struct Scales {
   float at(int64_t i) const { return scale[i]; }
   float error(float lost, int64_t i) const { return lost / scale[i]; }
   Scales from(int64_t i) const { return {scale + i}; }
-};
-struct RowScale {
-  float scale;
-  float at(int64_t) const { return scale; }
-  float error(float lost, int64_t) const { return lost / scale; }
-  RowScale from(int64_t) const { return *this; }
 };
 
 template <class T, class S, class R>
@@ -172,7 +167,7 @@ Found<3> rounding_by(const Tensor& x, const T* from, std::span<const float> scal
   const int64_t n = x.numel(), columns = x.size(1), count = static_cast<int64_t>(scales.size());
   if (count == 1) {
     return joined<3, false>(n, kSpan, [&](int64_t begin, int64_t end) {
-      return rounding_of(from + begin, end - begin, OneScale{scales[0]}, largest, round);
+      return rounding_of(from + begin, end - begin, OneScale<false>{scales[0]}, largest, round);
     });
   }
   if (count == n && columns != 1) {
@@ -183,7 +178,7 @@ Found<3> rounding_by(const Tensor& x, const T* from, std::span<const float> scal
   return joined<3, false>(x.size(0), std::max<int64_t>(1, kSpan / columns), [&](int64_t begin, int64_t end) {
     Found<3> found{};
     for (int64_t row = begin; row < end; ++row) {
-      const auto of_row = rounding_of(from + row * columns, columns, RowScale{scales[row]}, largest, round);
+      const auto of_row = rounding_of(from + row * columns, columns, OneScale<true>{scales[row]}, largest, round);
       for (size_t i = 0; i < found.size(); ++i) found[i] += of_row[i];
     }
     return found;
@@ -206,7 +201,7 @@ Tensor rounding_sums(Tensor x, Tensor constants, Tensor scale) {
   return packed_numbers(x, {rounding_of(torch::stable::contiguous(x), Grid(constants), scales)});
 }
 
-// magnitudes, the one scale that they or what is remembered decide, and rounding_sums.
+// Returns magnitudes, the one scale that they or the remembered amax set, and rounding_sums.
 Tensor one_scale_sums(Tensor x, Tensor constants, Tensor remembered, int64_t rule) {
   x = torch::stable::contiguous(x);
   const Grid grid(constants);
@@ -245,7 +240,7 @@ constexpr int64_t kMostBinades = 32;
 constexpr size_t kGap = 4, kBinades = 5;  // places of the numbers: four counts, the gap, two by binade
 using Step = Found<kBinades + 2 * kMostBinades>;
 
-// A step's tensors at a place. Where there is one scale, it is read from a buffer that is full of it.
+// A step's tensors from a place on. One scale is read from a buffer filled with it.
 struct Weights {
   const float *old, *now, *wanted, *grad, *before, *after;
   bool one_before, one_after;

@@ -13,9 +13,8 @@
 
 namespace altgrad {
 
-// A small float32 tensor, from malloc rather than from torch's allocator. That asks for aligned memory, and before
-// 2.38 glibc does not use an aligned block again if something small has been put behind it: steps would grow by
-// megabytes each.
+// Returns a small float32 tensor with memory from malloc. torch's allocator asks for aligned memory, and glibc before
+// 2.38 does not reuse an aligned block that has something small behind it: memory would grow by megabytes per step.
 inline Tensor small_float(const std::vector<int64_t>& sizes) {
   int64_t count = 1;
   std::vector<int64_t> strides(sizes.size());
@@ -26,8 +25,8 @@ inline Tensor small_float(const std::vector<int64_t>& sizes) {
                                   ScalarType::Float, &std::free);
 }
 
-// How the elements of a tensor share scales. block: elements per block; 0: one scale for all; -1: one per row or column;
-// below -1: tiles of -block rows and columns. rows: blocks and scales lie along rows.
+// How the elements of a tensor share scales. block: elements per block; 0: one scale for all; -1: one per row or
+// column; below -1: tiles of -block rows and columns. rows: blocks and scales lie along rows.
 struct Scaling {
   int64_t block;
   bool rows;
@@ -49,31 +48,31 @@ struct Scaling {
   }
 };
 
-// In block_scales.cpp: writes the operand of x to y, which may be x, and the scales that are returned to `kept`. Returns
-// the amax of x. known: the amax that sets the tensor's scale, 0 for that of x. stream: random numbers, of which the
-// first element takes the one at place `first`; null to round to nearest.
+// In block_scales.cpp: writes the operand of x to y, which may be x, and the scales that are returned to `kept`.
+// Returns the amax of x. known: the amax that sets the tensor's scale, 0 for that of x. stream: random numbers, of which
+// the first element takes the one at place `first`; null to round to nearest.
 float round_groups(const Tensor& x, Tensor& y, const Tensor& constants, const Scaling& scaling, float known,
                    const Stream* stream, int64_t first, float* kept);
 
-constexpr int64_t kSpan = 1 << 16;  // elements of a tensor that a thread handles at a time
+constexpr int64_t kSpan = 1 << 16;  // elements that a thread handles at a time
 
 struct Span {
   size_t tensor;
   int64_t begin, count;
 };
 
-// A tensor, the place of its operand, and its scale.
+// A tensor, its operand, and their scale.
 struct Range {
   const Tensor* x;
   Tensor* y;
   Grid grid;
-  float known = 0;  // the amax that sets the scale, 0 for that of x
+  float known = 0;  // the amax that sets the scale; 0: that of x
   float amax = 0, scale = 1;
 
   bool is_known() const { return known > 0; }
 };
 
-// Both in one pass.
+// Rounds and returns the largest magnitude, in one pass.
 template <class T, class U, class R>
 uint32_t round_and_find_largest(const T* x, U* y, int64_t n, float scale, const R& round) {
   Order<T> found = 0;
@@ -86,9 +85,9 @@ uint32_t round_and_find_largest(const T* x, U* y, int64_t n, float scale, const 
   return order(from_order(found));
 }
 
-// All tensors as if they were one long one, so that small ones keep every thread busy too. Where the scale is known
-// beforehand, amax is found on the way. Otherwise it is looked for from the end, which was written last and is in the
-// cache, back to the beginning, where rounding finds in the cache what was just read.
+// Rounds all tensors as if they were one, so that small tensors keep every thread busy too. If the scale is known
+// beforehand, amax is found while rounding. Otherwise a first pass finds it, from the end, which was written last and
+// is still in the cache, back to the beginning, where rounding then starts in the cache.
 inline void round_tensors(std::span<Range> ranges, int64_t rule) {
   std::vector<Span> spans;
   for (size_t i = 0; i < ranges.size(); ++i) {
@@ -132,7 +131,7 @@ inline void round_tensors(std::span<Range> ranges, int64_t rule) {
     });
   });
   gather_amax(true);
-  // A known scale cannot hide what is not finite: all of such a tensor is NaN, as at a scale of its own.
+  // A known scale must not hide an Inf or NaN: all of such a tensor becomes NaN, as at its own scale.
   constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
   for (Range& range : ranges) {
     if (!range.is_known() || is_finite(range.amax)) continue;

@@ -1,4 +1,4 @@
-// Scales of groups of elements, of one level or of two: scaling.py and two_level.py in loops.
+// Scales of groups of elements, of one level or two: scaling.py and two_level.py in loops.
 
 #pragma once
 
@@ -12,15 +12,15 @@
 
 namespace altgrad {
 
-// What the elements of each group are multiplied with before they are rounded, and what their values are afterwards: in
-// scales of two levels, to which they belong; of one level that is taken off again, divided by.
+// For each group, the factor of its elements before rounding, and the scale afterwards: values are multiplied by it if
+// it is one of two levels, and divided by it if it is one level that is taken off again.
 struct Factors {
   std::vector<float> factor, back;
 
   explicit Factors(int64_t n) : factor(n), back(n) {}
 };
 
-// One level, or two: a scale per group in a format of its own, under one of the tensor, that brings amax to one target.
+// Computes scales of one level, or of two: a scale per group in its own format, under a float32 scale of the tensor.
 class Scales {
  public:
   enum class Back { kNone, kTimes, kOver };
@@ -33,7 +33,7 @@ class Scales {
     lower_ = std::ldexp(1.0, std::ilogb(target_ * (1 - 0x1p-52)));
   }
 
-  // MS-EDEN's: the largest magnitude of a block is brought beyond the largest value, and that of the tensor below it.
+  // For MS-EDEN: brings a block's largest magnitude beyond the largest value, and leaves room above the block scales.
   void clip(double clip, double room) {
     target_ /= clip, top_ = std::ldexp(1.0, std::ilogb(top_ * (1 - 0x1p-52))) * room;
   }
@@ -45,7 +45,7 @@ class Scales {
   Back back() const { return back_; }
   float whole() const { return whole_; }
 
-  // The scale of the tensor, of two levels.
+  // Sets the scale of the tensor, for two levels.
   void set_whole(float amax) {
     double top = top_;
     if (choice_) top = std::ldexp(1.0, std::ilogb(top * lower_ / target_));
@@ -53,7 +53,7 @@ class Scales {
     whole_ = std::min(std::max(scale, 0x1p-126f * own_.target), 0x1p127f * own_.spacing);
   }
 
-  // Of groups with these amaxes.
+  // Computes the factors of groups with these amaxes.
   void of(const float* amax, Factors& factors) const {
     if (two_level_) {
       at_target(amax, target_, factors);
@@ -62,7 +62,7 @@ class Scales {
       factors.back = factors.factor;
     }
   }
-  // The second choice.
+  // Computes the second choice of 4/6.
   void lower(const float* amax, Factors& factors) const { at_target(amax, lower_, factors); }
 
  private:
