@@ -28,10 +28,9 @@ from altgrad.data.corpora import SPLITS, hashed_split
 from altgrad.data.labels import read_labels
 from altgrad.data.tasks import task_of
 from altgrad.diagnostics.evaluated import AS_TRAINED, UNQUANTIZED, Evaluated, quantized
-from altgrad.model import GPT, layer_recipe, quantize_model
+from altgrad.model import GPT, layer_recipe, quantize_model, save_published
 from altgrad.model.from_cell import build_model, config_of, recipe_of
 from altgrad.model.gpt import GPTConfig
-from altgrad.model.published import save_published
 from altgrad.optim.checks import check_cells
 from altgrad.training import train_cell
 from tests.training.conftest import VOCABULARY, WORDS, diagnosed, interruption, make_cell, make_documents
