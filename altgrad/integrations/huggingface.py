@@ -12,11 +12,11 @@ from altgrad.integrations.recorder import Recorder
 
 
 class RecorderCallback(TrainerCallback):
-    """Records the run of a `Trainer` below ``folder``; ``settings`` are those of a `Recorder`, without ``steps``.
+    """Records the run of a `Trainer` in ``folder``; ``settings`` are those of a `Recorder`, without ``steps``.
 
-    Rows are those that the Trainer logs: losses are means since the row before. The monitors look at the first batch
-    of a step, of a model that returns its loss. A run that resumes goes on in the same files, and has the rows of one
-    that was not interrupted if ``logging_steps`` divides ``save_steps``.
+    It writes the rows that the Trainer logs, whose losses are means since the row before. The monitors look at the
+    first batch of a step, of a model that returns its loss. A resumed run goes on in the same files. It has the rows of
+    an uninterrupted one if ``logging_steps`` divides ``save_steps``.
     """
 
     def __init__(self, folder: str | Path, **settings: Any) -> None:
@@ -33,10 +33,9 @@ class RecorderCallback(TrainerCallback):
         )  # fmt: skip
 
         def observe(model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-            if "labels" in named:  # the call inside finds its step observed already
+            if "labels" in named:  # the call inside of it finds the step observed already
                 recorder.observe(lambda: model(*inputs, **named).loss)
 
-        # Ahead of what quantizes the weights of the pass, which the pass inside does for itself and then takes away.
         self._hook = given["model"].register_forward_pre_hook(observe, prepend=True, with_kwargs=True)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
@@ -44,7 +43,7 @@ class RecorderCallback(TrainerCallback):
             self._recorder.log(logs.get("loss"), val_loss=logs.get("eval_loss"), norm=logs.get("grad_norm"))
 
     def on_save(self, *arguments: Any, **given: Any) -> None:
-        """Have all rows on disk with the checkpoint."""
+        """Write all rows to disk with the checkpoint."""
         if self._recorder:
             self._recorder.sync()
 

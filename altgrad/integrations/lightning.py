@@ -18,8 +18,8 @@ from altgrad.model import Recipe, layer_recipe, linear_layers, quantize_model
 class QuantizeCallback(Callback):
     """Quantizes the linear layers of the module that ``recipe`` matches, as `quantize_model` does, with any precision.
 
-    It does so before a checkpoint is loaded and the optimizer is made. (A precision plugin converts the module after
-    a checkpoint is loaded, which then lacks what remembered scales need.)
+    It does so before a checkpoint is loaded and the optimizer is made; a precision plugin would be too late for a
+    checkpoint with remembered scales.
     """
 
     def __init__(self, recipe: Recipe, *, seed: int = 0) -> None:
@@ -32,11 +32,11 @@ class QuantizeCallback(Callback):
 
 
 class RecorderCallback(Callback):
-    """Records the run of a Trainer below ``folder``; ``settings`` are those of a `Recorder`, without ``steps``.
+    """Records the run of a Trainer in ``folder``; ``settings`` are those of a `Recorder`, without ``steps``.
 
-    Every ``log_every_n_steps`` of the Trainer there is a row, with the loss of that step. Where the monitors look,
-    ``training_step`` is called once more, without its logs. ``val_loss`` is what the module logs its validation loss
-    as. For automatic optimization with one optimizer.
+    It writes a row every ``log_every_n_steps`` of the Trainer, with the loss of that step. Where the monitors look,
+    ``training_step`` is called once more, without its logs. ``val_loss`` is the name of the logged validation loss.
+    For automatic optimization with one optimizer.
     """
 
     def __init__(self, folder: str | Path, *, val_loss: str = "val_loss", **settings: Any) -> None:
@@ -56,25 +56,25 @@ class RecorderCallback(Callback):
         )  # fmt: skip
 
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Have the monitors look at the step's first batch."""
+        """Show the step's first batch to the monitors."""
         step = module.training_step
         inputs = (batch, batch_idx)[: len(inspect.signature(step).parameters)]
 
         def loss() -> torch.Tensor:
-            found: Any = step(*inputs)
-            return found["loss"] if isinstance(found, dict) else found
+            output: Any = step(*inputs)
+            return output["loss"] if isinstance(output, dict) else output
 
         if self._recorder:
             with trainer.precision_plugin.train_step_context(), _silent(module):
                 self._recorder.observe(loss)
 
     def on_before_optimizer_step(self, trainer: Trainer, module: LightningModule, optimizer: Any) -> None:
-        """Take in the gradients, which the step's closure has just computed."""
+        """Record the gradients, which the step's closure has just computed."""
         if self._recorder:
             self._recorder.before_step()
 
     def on_train_batch_end(self, trainer: Trainer, module: LightningModule, outputs: Any, *batch: Any) -> None:
-        """Take in the batch's share of the step's loss; write a row where one is due."""
+        """Add the batch's share to the step's loss; write a row where one is due."""
         if not self._recorder:
             return
         self._loss += float(outputs["loss"])
@@ -91,7 +91,7 @@ class RecorderCallback(Callback):
             self._recorder.log(val_loss=trainer.callback_metrics[self._val_loss])
 
     def on_save_checkpoint(self, *arguments: Any) -> None:
-        """Have all rows on disk with the checkpoint."""
+        """Write all rows to disk with the checkpoint."""
         if self._recorder:
             self._recorder.sync()
 
@@ -101,7 +101,7 @@ class RecorderCallback(Callback):
         self._close()
 
     def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
-        """Leave what there is to a run that resumes."""
+        """Close the files, which a resumed run continues."""
         self._close()
 
     def _close(self) -> None:
@@ -112,7 +112,7 @@ class RecorderCallback(Callback):
 
 @contextmanager
 def _silent(module: LightningModule) -> Iterator[None]:
-    """Leave out what ``module`` logs: a batch that is looked at has its own log later."""
+    """Drop the logs of ``module`` meanwhile: the batch is logged when it is trained on."""
     for name in ("log", "log_dict"):
         vars(module)[name] = lambda *arguments, **options: None
     try:

@@ -20,9 +20,9 @@ BASE = ".base_layer"
 
 
 class LoraQuantizedLinear(Linear):
-    """LoRA beside a quantized layer, whose weight is frozen: the adapter's own two products stay unquantized.
+    """LoRA beside a quantized layer with a frozen weight: the adapter's own two products stay unquantized.
 
-    Merged, the sum of weight and adapter is quantized in the place of the weight, so outputs differ by its rounding.
+    Merged, the sum of weight and adapter is quantized in place of the weight, so outputs differ by its rounding.
     """
 
     def __init__(self, base_layer: nn.Module, adapter_name: str, config: LoraConfig, **options: Any) -> None:
@@ -41,7 +41,7 @@ class LoraQuantizedLinear(Linear):
 
 
 def lora_config(config: LoraConfig) -> LoraConfig:
-    """Return ``config``, with which `get_peft_model` and `PeftModel.from_pretrained` take a quantized model.
+    """Return ``config``, made to accept quantized layers in `get_peft_model` and `PeftModel.from_pretrained`.
 
     Raises ``ValueError`` for ``target_modules="all-linear"``, which would find no quantized layer, and for modules to
     save whose ties ``ensure_weight_tying`` keeps by plain layers.
@@ -55,32 +55,32 @@ def lora_config(config: LoraConfig) -> LoraConfig:
 
 
 def quantize_model(model: Model, recipe: Recipe, *, seed: int = 0) -> Model:
-    """Quantize a model that has LoRA adapters, in place, as `altgrad.model.quantize_model` does one without.
+    """Quantize a model with LoRA adapters, in place, as `altgrad.model.quantize_model` does one without; return it.
 
-    The patterns of ``recipe`` match the names that the layers had before. The copies that ``modules_to_save`` made of a
-    layer are quantized as it is, and the adapters stay as they are. Raises ``ValueError`` as
-    `altgrad.model.quantize_model` does.
+    The patterns of ``recipe`` match the names that layers have without PEFT. Copies by ``modules_to_save`` are
+    quantized like their layers, adapters are not. Raises ``ValueError`` as `altgrad.model.quantize_model` does.
     """
-    own = _own_names(model)
+    name_before = _names_before_peft(model)
     adapters = tuple(f"{name}.lora_" for name, module in model.named_modules() if isinstance(module, LoraLayer))
-    names = {name: own(name).removesuffix(BASE) for name in linear_layers(model) if not name.startswith(adapters)}
+    layers = [name for name in linear_layers(model) if not name.startswith(adapters)]
+    names = {name: name_before(name).removesuffix(BASE) for name in layers}
     matched = recipe.match(dict.fromkeys(names.values()))
     rules = [matched[before].on(name) for name, before in names.items() if before in matched]
     quantize_plain_model(model, Recipe(rules=tuple(rules)), seed=seed)
-    set_streams(model, seed, name_of=own)
+    set_streams(model, seed, name_of=name_before)
     return model
 
 
-def _own_names(model: nn.Module) -> Callable[[str], str]:
-    """Return a function from a module's name in ``model`` to its name before PEFT saved a copy of the module."""
+def _names_before_peft(model: nn.Module) -> Callable[[str], str]:
+    """Return a function from a module's name in ``model`` to its name without PEFT, the same for its saved copies."""
     places = {
         f"{name}.{place}.": f"{name}."
         for name, module in model.named_modules() if isinstance(module, ModulesToSaveWrapper)
         for place in ("original_module", *(f"modules_to_save.{adapter}" for adapter in module.modules_to_save))
     }  # fmt: skip
 
-    def own(name: str) -> str:
+    def name_before(name: str) -> str:
         place = next(filter(f"{name}.".startswith, places), "")
         return (places.get(place, "") + f"{name}."[len(place) :])[:-1].removeprefix("base_model.model.")
 
-    return own
+    return name_before

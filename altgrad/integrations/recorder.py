@@ -1,11 +1,17 @@
-"""``Recorder``: history and monitors of a run that any loop trains, in the files that a run of the bench leaves."""
+"""``Recorder``: history and monitors of a run that any loop trains, in the files that a run of the bench leaves.
+
+`make watch`, trackers and the report read these files. In the project folder, ``data/grid`` lists the runs and their
+settings, ``scratch`` has rows while they train, ``data/runs`` and ``data/diag`` have their results.
+"""
 
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,9 +21,14 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from altgrad.config.schema import Divergence, MonitorSettings
+from altgrad.common.errors import UserError
+from altgrad.common.files import canonical_json, read_json, sha256_of, write_json, write_rows, write_text
+from altgrad.common.fingerprint import only_worker
+from altgrad.config import cell_key
+from altgrad.config.params import GridSettings
 from altgrad.config.tasks import HISTORY
-from altgrad.integrations.folder import Folder, settings_of
-from altgrad.model import layer_recipe, linear_layers, matrix_of
+from altgrad.diagnostics.diagnose import SCHEMA
+from altgrad.model import layer_recipe, linear_layers, matrix_of, virtual_weight
 from altgrad.optim import ArmOptimizer
 from altgrad.training import machine
 from altgrad.training.checkpoint import RowLog
@@ -27,30 +38,32 @@ from altgrad.training.outcome import OutcomeTracker
 from altgrad.training.records import write_history, write_monitors
 
 STEP, TRAIN_LOSS, VAL_LOSS, NORM = (HISTORY.index(n) for n in ("step", "train_loss", "val_loss", "grad_norm"))
+LISTS = {"format": "formats", "optimizer": "optimizers", "seed": "seeds", "lr_scale": "lr_scales"}
 
 
 class Recorder:
-    """Records below ``folder`` the run of ``model`` that ``optimizer`` trains.
+    """Records the run of ``model`` that ``optimizer`` trains.
 
-    The optimizer's own hooks count the steps and show the monitors gradients and updates. The loop says its losses,
-    by :meth:`log`, and where it wants the layers' tensors watched the batch, by :meth:`observe`. A run has the same
-    bits recorded or not. Of several processes the first records, without monitors.
+    The optimizer's hooks count the steps and show gradients and updates to the monitors. The loop passes its losses to
+    :meth:`log`, and a batch to :meth:`observe` where the monitors are to see the layers' tensors. Recording changes no
+    bit of a run. Of several processes only the first records, without monitors.
 
     Args:
         folder: of its own, for all runs that are to be compared; made if need be.
-        model: quantized or not; ``optimizer`` is one of `build_optimizer`.
-        format, name, seed: what is quantized, what the arm is called, the seed of the loop. With ``lr_scale``, a
-            multiple of a learning rate, they name the run and are what a report compares by.
-        steps: optimizer steps that the run is to take.
-        tokens_per_step: tokens, or samples, that a step sees.
+        model: quantized or not.
+        optimizer: one of `build_optimizer`.
+        format, name, seed: what is quantized, the arm's name, and the loop's seed. With ``lr_scale``, a multiple of a
+            learning rate, they name the run, and a report compares by them.
+        steps: optimizer steps of the whole run.
+        tokens_per_step: tokens, or samples, per step.
         baseline: the ``format`` that others are compared with.
-        corpus: what is trained on.
+        corpus: the name of the training data.
         vocab_size: classes of the loss; default: rows of the largest embedding, or outputs of the last linear layer.
         when: how often the monitors look, and at what; ``outputs`` are of the bench's own model alone.
-        resume_step: step of the checkpoint from which the loop goes on; rows after it are dropped.
+        resume_step: step of the checkpoint from which the loop goes on; later rows are dropped.
 
     Raises ``TypeError`` for another optimizer, ``ValueError`` for a name that no file can have, and
-    :class:`altgrad.config.UserError` for a folder with runs that these cannot be compared with.
+    :class:`altgrad.config.UserError` for a folder whose runs cannot be compared with this one.
     """
 
     def __init__(
@@ -59,7 +72,7 @@ class Recorder:
         corpus: str = "unnamed", vocab_size: int | None = None, when: MonitorSettings | None = None,
         resume_step: int | None = None,
     ) -> None:  # fmt: skip
-        optimizer = getattr(optimizer, "optimizer", optimizer)  # inside that of Accelerate
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # the one inside Accelerate's
         if not isinstance(optimizer, ArmOptimizer):
             raise TypeError(f"expected an optimizer of build_optimizer, got {type(optimizer).__name__}")
         self.model, self.optimizer, self.tokens_per_step = model, optimizer, tokens_per_step
@@ -67,25 +80,28 @@ class Recorder:
         self._when, self._began = when or MonitorSettings(), time.perf_counter()
         self._monitor, self._updates = TensorMonitor(model, {}), UpdateMonitor(model, optimizer)
         self._watched = ExitStack()  # the step whose update is watched
-        self._seen: list[Measurement] = []  # of the step under way
+        self._seen: list[Measurement] = []  # monitors' rows of this step
         self._lr: float | None = None
         self._row: list[Any] = []  # of the last step that was logged,
         self._written: list[Any] = []  # as it stands in the file
         self._logs: list[RowLog] = []  # the history and the monitors
         identity = {"format": format, "optimizer": name, "seed": seed, "lr_scale": lr_scale}
-        self._folder = Folder(Path(folder), settings_of(model, optimizer, identity, steps))
+        self._root, self._settings = Path(folder), _settings(model, optimizer, identity, steps)
+        self._key: str = self._settings["key"]
+        self._run = self._root / "data/runs" / self._key
         if _processes() == 1 or not dist.get_rank():
             corpus_file = {"corpus": corpus, "vocab_size": vocab_size or _classes(model), "splits": {}}
-            self._folder.begin(corpus_file, baseline)
-            logs = (self._folder.scratch / f"{name}.jsonl" for name in ("history", "monitors"))
-            self._logs = [RowLog(path, resume_step) for path in logs]
+            self._list_run(corpus_file, baseline)
+            scratch = self._root / f"scratch/{self._key}-recorded"
+            scratch.mkdir(parents=True, exist_ok=True)
+            self._logs = [RowLog(scratch / f"{name}.jsonl", resume_step) for name in ("history", "monitors")]
         before, after = optimizer.register_step_pre_hook, optimizer.register_step_post_hook
         self._hooks = [before(self._before_hook), after(self._after_hook)]
 
     def observe(self, loss: Callable[[], Tensor]) -> None:
-        """Watch every layer's tensors under ``loss()``, the scalar loss of the coming step's batch, if that is due.
+        """Show every layer's tensors under ``loss()``, the coming step's scalar loss, to the monitors if that is due.
 
-        To be called before the step's own forward pass, within its autocast; of a step's batches the first counts.
+        Call it before the step's own forward pass, within its autocast. Only the first batch of a step counts.
         """
         if self._observed <= self.step and self.model.training:
             self._observed = self.step + 1
@@ -93,7 +109,7 @@ class Recorder:
                 self._seen += self._monitor.observe(self._observed, loss, {"tensors"})
 
     def before_step(self) -> None:
-        """Take in the step's gradients: for loops that give ``step`` a closure, which computes them; once a step."""
+        """Read the step's gradients: for loops that pass ``step`` a closure, which call it after it, once a step."""
         if self._prepared > self.step:
             return
         self._prepared = self.step + 1
@@ -105,7 +121,7 @@ class Recorder:
             self._watched.enter_context(self._updates.watching(self._prepared, self._seen))
 
     def log(self, train_loss: Any = None, *, val_loss: Any = None, norm: Any = None) -> None:
-        """Write a row of the history for the last step; what comes later of the same step joins it.
+        """Write a row of the history for the last step; later calls of the same step add to it.
 
         Losses are nats per token (or sample), numbers or tensors of one element; ``norm`` is that of all gradients.
         """
@@ -117,24 +133,26 @@ class Recorder:
                 self._row[place] = float(value.detach() if isinstance(value, Tensor) else value)
 
     def sync(self) -> None:
-        """Return when all rows are on disk: to be called before the loop writes a checkpoint."""
+        """Write all rows to disk; call it before the loop saves a checkpoint."""
         self._write_row()
         for log in self._logs:
             log.sync()
 
     def finish(self) -> None:
-        """Write the run's output files, and let go of the optimizer."""
+        """Write the run's output files, and close."""
         self._write_row()
         if self._logs:
             history, monitors = (log.rows() for log in self._logs)
-            history = list({row[STEP]: row for row in history}.values())  # a row that was joined is there twice
-            write_history(self._folder.run / "history.csv", history)
-            write_monitors(self._folder.run / "monitors.parquet", monitors)
-            self._folder.end(self._metrics(history, monitors), self._timing())
+            history = list({row[STEP]: row for row in history}.values())  # a row that was added to is there twice
+            write_history(self._run / "history.csv", history)
+            write_monitors(self._run / "monitors.parquet", monitors)
+            write_json(self._run / "metrics.json", self._metrics(history, monitors))
+            write_json(self._run / "timing.json", self._timing())
+            self._write_diagnosis()
         self.close()
 
     def close(self) -> None:
-        """Let go of the optimizer and of the files, which a resumed run continues."""
+        """Remove the optimizer's hooks and close the files, which a resumed run continues."""
         for hook in self._hooks:
             hook.remove()
         for log in self._logs:
@@ -168,8 +186,42 @@ class Recorder:
             self._logs[0].extend([self._row])
             self._written = list(self._row)
 
+    def _list_run(self, corpus: dict[str, Any], baseline: str) -> None:
+        """Add the run to the folder's list, and remove the results of an earlier run of that name.
+
+        ``corpus`` is the content of ``data/tokens/meta.json``.
+        """
+        root, key, grid_folder = self._root, self._key, self._root / "data/grid"
+        with only_worker(root / "scratch/recording", lambda: None):
+            index = _index(root, grid_folder / "index.json", baseline)
+            before = canonical_json(index)
+            tokens = root / "data/tokens/meta.json"
+            if index["cells"] and read_json(tokens) != corpus:
+                raise UserError(f"{root}: its runs read another corpus or vocabulary; record into another folder")
+            grid = index["params"]["grid"]
+            if grid["baseline"] != baseline:
+                raise UserError(f"{root}: its baseline is {grid['baseline']}, not {baseline}; take one for all")
+            for name, values in LISTS.items():
+                grid[values] += [self._settings[name]] if self._settings[name] not in grid[values] else []
+            index["params"]["optimizers"][self._settings["optimizer"]] = self._settings["arm"]
+            index["cells"] += [key] if key not in index["cells"] else []
+            shutil.rmtree(self._run, ignore_errors=True)
+            for suffix in (".json", ".parquet"):
+                (root / "data/diag" / (key + suffix)).unlink(missing_ok=True)
+            write_json(tokens, corpus)
+            write_text(grid_folder / f"{key}.json", canonical_json(self._settings))
+            if canonical_json(index) != before:  # the page of `make watch` begins anew with another list
+                write_json(grid_folder / "index.json", index)
+
+    def _write_diagnosis(self) -> None:
+        """Write that no weight was diagnosed."""
+        folder, settings = self._root / "data/diag", self._root / f"data/grid/{self._key}.json"
+        write_rows(folder / f"{self._key}.parquet", [], SCHEMA)
+        diagnosis = {"key": self._key, "cell_sha256": sha256_of(settings), "summary": {}, "flags": []}
+        write_json(folder / f"{self._key}.json", diagnosis)
+
     def _metrics(self, history: list[list[Any]], monitors: list[list[Any]]) -> dict[str, Any]:
-        settings, tracker = self._folder.settings, _outcome(history, monitors)
+        settings, tracker = self._settings, _outcome(history, monitors)
         evaluated = [(row[VAL_LOSS], row[STEP]) for row in history if row[VAL_LOSS] is not None]
         best, best_step = min(evaluated, default=(None, None))
         val_loss = evaluated[-1][0] if evaluated and not tracker.diverged else None
@@ -181,17 +233,51 @@ class Recorder:
             "parameters": settings["model"]["parameters"], "quantized_parameters": sum(p.numel() for p in quantized),
             "train_loss": next((row[TRAIN_LOSS] for row in reversed(history)), None),
             "val_loss": val_loss, "val_loss_best": best, "val_loss_best_step": best_step,
-            **LossAlone().final(val_loss, self._folder.run),
+            **LossAlone().final(val_loss, self._run),
         }  # fmt: skip
 
     def _timing(self) -> dict[str, Any]:
-        """Return what ``timing.json`` holds, of this process since it began."""
+        """Return the content of ``timing.json``, for this process since it began."""
         device, seconds = next(self.model.parameters()).device, time.perf_counter() - self._began
         return {
             **machine.used(device), "devices": _processes(), "threads": torch.get_num_threads(),
             "compiled": False, "train_s": seconds, "total_s": seconds,
             "tokens_per_s": (self.step - self._first) * self.tokens_per_step / seconds,
         }  # fmt: skip
+
+
+def _settings(model: nn.Module, optimizer: ArmOptimizer, identity: dict[str, Any], steps: int) -> dict[str, Any]:
+    """Return the settings of a run as a resolved cell has them, as far as ``model`` and ``optimizer`` know them.
+
+    ``identity`` has format, optimizer, seed and lr_scale; ``steps`` counts the run's optimizer steps. Raises
+    ``ValueError`` for a name that no file can have.
+    """
+    GridSettings(**{LISTS[name]: [value] for name, value in identity.items()})  # checks the names
+    layers = linear_layers(model)
+    rules = [recipe.on(name) for name, layer in layers.items() if (recipe := layer_recipe(layer)) is not None]
+    tensors = [tensor for rule in rules for tensor in rule.tensors().values() if tensor is not None]
+    tensors += [tensor for layer in layers.values() if (tensor := virtual_weight(layer))]
+    used = [tensor.format for tensor in tensors] + ([optimizer.arm.foreign] if optimizer.arm.foreign else [])
+    arm = optimizer.arm.model_dump(mode="json")
+    return {
+        "key": cell_key(*identity.values()), **identity,
+        "rules": [rule.model_dump(mode="json") for rule in rules],
+        "formats": {fmt.name: asdict(fmt) for fmt in used},
+        "arm": arm | {"lr": arm["lr"] / identity["lr_scale"]},
+        "model": {"class": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())},
+        "train": {"steps": steps},
+    }  # fmt: skip
+
+
+def _index(root: Path, path: Path, baseline: str) -> dict[str, Any]:
+    """Return the folder's list of runs, a new one if there is none."""
+    if not path.exists():
+        grid: dict[str, Any] = {values: [] for values in LISTS.values()}
+        return {"cells": [], "recorded": True, "params": {"grid": grid | {"baseline": baseline}, "optimizers": {}}}
+    index: dict[str, Any] = read_json(path)
+    if not index.get("recorded"):
+        raise UserError(f"{root}: the pipeline's own runs are here; record into another folder")
+    return index
 
 
 def _processes() -> int:
@@ -205,7 +291,7 @@ def _classes(model: nn.Module) -> int:
 
 
 def _outcome(history: list[list[Any]], monitors: list[list[Any]]) -> OutcomeTracker:
-    """Judge a run by its rows, as the bench judges one of its own by every step; null is a loss that is not finite."""
+    """Judge a run by its rows, as the bench judges its own runs by every step; a null is a loss that is not finite."""
     tracker = OutcomeTracker(Divergence().spike, Divergence().window)
     tracker.observe_overflow(largest_overflow([Measurement(*row) for row in monitors]))
     for row in history:

@@ -34,7 +34,7 @@ class TitanQuantizedLinear(QuantizedLinear, Module):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):
-        """What ``Linear.Config`` says, and the layer's recipe."""
+        """``Linear.Config`` with the layer's recipe."""
 
         _recipe: LayerRecipe
 
@@ -44,8 +44,7 @@ class TitanQuantizedLinear(QuantizedLinear, Module):
         super().__init__(*weight_and_bias(plain), recipe)
         native = recipe.backend == "native"
         # torchtitan refuses a submodule that is not a `Module`.
-        made = {role: TitanQuantizer(getattr(recipe, role), native) for role in self.quantizers}
-        self.quantizers = ModuleDict(made)
+        self.quantizers = ModuleDict({role: TitanQuantizer(getattr(recipe, role), native) for role in self.quantizers})
 
     reset_parameters = nn.Linear.reset_parameters  # which torchtitan calls where no `param_init` is given
 
@@ -108,20 +107,20 @@ class QuantizeConverter(QuantizationConverter):
                 _put(parent, attribute, _NumberedLinear.Config(**_values(config), _number=number))
         with torch.device("meta"):
             model = numbered.build()
-        found: dict[int, dict[str, LayerRecipe | None]] = {}
+        by_number: dict[int, dict[str, LayerRecipe | None]] = {}  # configuration -> its layers -> their recipes
         for name, layer in linear_layers(quantize_model(model, self.config.recipe)).items():
             plain = layer.replaced[0] if isinstance(layer, QuantizedLinear) else layer
             if isinstance(plain, _NumberedLinear) and not virtual_weight(plain):
-                found.setdefault(plain.number, {})[name] = layer_recipe(layer)
+                by_number.setdefault(plain.number, {})[name] = layer_recipe(layer)
             elif layer_recipe(layer) or virtual_weight(layer):
                 raise ValueError(
                     f"torchtitan has no configuration that quantizes layer {name} so: leave out of the recipe what no "
                     "Linear.Config makes, torchao (use torchtitan's own converters) and virtual_weight"
                 )
-        for layers in found.values():
+        for layers in by_number.values():
             if any(recipe != next(iter(layers.values())) for recipe in layers.values()):
                 raise ValueError(f"torchtitan builds layers {', '.join(layers)} alike: give them one recipe")
-        return {number: recipe for number, layers in found.items() if (recipe := next(iter(layers.values())))}
+        return {number: recipe for number, layers in by_number.items() if (recipe := next(iter(layers.values())))}
 
 
 def _put(parent: Any, attribute: Any, config: Linear.Config) -> None:
@@ -136,7 +135,7 @@ def _values(config: Any) -> dict[str, Any]:
 
 
 def _with_streams(config: Module.Config, seed: int) -> Module.Config:
-    """Return ``config``, whose model draws the random numbers that `quantize_model` has a model draw."""
+    """Return a configuration like ``config`` whose model draws the random numbers of `quantize_model`."""
     kind: Any = type(config)
 
     class Config(kind):

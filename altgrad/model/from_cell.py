@@ -60,12 +60,13 @@ def build_model(
     ``shared``: several processes share its batches. Its initial weights are those that the cell starts from, or depend
     on the seed alone.
     """
+    config, recipe = config_of(cell, vocab_size, labels), recipe_of(cell)
     torch.manual_seed(cell.seed)
-    model = GPT(config_of(cell, vocab_size, labels))
+    model = GPT(config)
     if cell.model.start is not None:
         start_from(cell.model.start, cell.key, model)
     # On its device: a torchao layer is made for it.
-    quantize_model(model.to(device), recipe_of(cell), seed=cell.seed, sync_amax=shared)
+    quantize_model(model.to(device), recipe, seed=cell.seed, sync_amax=shared)
     if cell.lora is not None:
         add_adapters(model, cell.lora)
     return model

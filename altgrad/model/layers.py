@@ -21,7 +21,7 @@ from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.model.torchao import torchao_linear
 
 #: Layers that compute ``x @ weight + bias`` with ``weight`` (in, out): the name of the class, and that of the attribute
-#: with the size of its output. Told by these, so that no library of others need be installed.
+#: with the size of its output. They are known by these names, so that other libraries need not be installed.
 TRANSPOSED = {"Conv1D": "nf"}
 #: The attributes in which a module keeps hooks on its calls.
 HOOKS = (

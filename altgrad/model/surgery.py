@@ -92,14 +92,9 @@ def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
 
 
 def quantize_model(
-    model: Model,
-    recipe: Recipe,
-    *,
-    seed: int = 0,
-    sync_amax: bool = False,
-    gather_codes: bool = False,
+    model: Model, recipe: Recipe, *, seed: int = 0, sync_amax: bool = False, gather_codes: bool = False,
     verbose: bool = False,
-) -> Model:
+) -> Model:  # fmt: skip
     """Replace the linear layers that ``recipe`` matches, in place, and return ``model``.
 
     Parameters, their ties (an embedding and a head), optimizers that hold them, and hooks on the layers' calls stay

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from altgrad.model import LayerRecipe, QuantizedLinear, Recipe, account, linear_layers
+from altgrad.model import LayerRecipe, QuantizedLinear, Recipe, account
 from altgrad.model import quantize_model as quantize_plain_model
 from tests.integrations.conftest import arm_of, gpt2, tokens
 
@@ -64,26 +64,6 @@ def test_an_adapted_layer_is_the_quantized_product_plus_the_adapters(order):
             assert torch.equal(layer(x), base(x) + b(a(x)) * layer.scaling["default"])
 
 
-def test_both_orders_quantize_the_same_layers_alike_and_train_alike():
-    models = [filled(order()) for order in (quantized_first, adapters_first)]
-    of = [
-        {name: layer.recipe for name, layer in linear_layers(model).items() if isinstance(layer, QuantizedLinear)}
-        for model in models
-    ]
-    assert of[0] == of[1] and len(of[0]) == 5
-    assert of[0]["base_model.model.lm_head.base_layer"].input is None
-    for model in models:
-        optimizer = arm_of(model)
-        for _ in range(3):
-            optimizer.zero_grad()
-            loss_of(model).backward()
-            optimizer.step()
-    for (name, p), q in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
-        assert torch.equal(p, q), name
-        assert p.requires_grad == ("lora_" in name)
-    assert torch.equal(loss_of(models[0]), loss_of(models[1]))
-
-
 HEAD_SAVED = {"target_modules": ["c_attn"], "modules_to_save": ["lm_head"], "ensure_weight_tying": False}
 RECIPES = {
     "tensor": RECIPE, "named": Recipe.named("NVFP4"), "stochastic": Recipe.uniform("E3M4", rounding="stochastic"),
@@ -100,6 +80,7 @@ def test_both_orders_are_one_model_where_the_head_is_saved_too(name):
     )
     other = quantize_model(peft.get_peft_model(gpt2(), peft.LoraConfig(r=2, **HEAD_SAVED)), RECIPES[name], seed=3)
     assert account(one).quantized == account(other).quantized
+    assert [p.requires_grad for p in one.parameters()] == [p.requires_grad for p in other.parameters()]
     head = "base_model.model.lm_head"
     expected = account(quantize_plain_model(gpt2(), RECIPES[name])).quantized
     for place in ("original_module", "modules_to_save.default"):

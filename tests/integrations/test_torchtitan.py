@@ -156,19 +156,6 @@ def test_torchtitans_adapters_stand_beside_the_quantized_layers():
     assert changed == {name for name in before if "lora_" in name} != set()
 
 
-def test_buffers_are_made_on_the_device_that_torchtitan_names_and_as_before_the_first_step():
-    model = built(configuration(recipe=CHANGING))
-    first = {name: buffer.clone() for name, buffer in model.named_buffers() if "quantizers" in name}
-    train(model, 1)
-    quantizers = [module for module in model.modules() if isinstance(module, Quantizer)]
-    for quantizer in quantizers:
-        quantizer.init_states()
-    assert all(torch.equal(dict(model.named_buffers())[name], buffer) for name, buffer in first.items())
-    for quantizer in quantizers:
-        quantizer.init_states(buffer_device=torch.device("meta"))
-        assert all(buffer.is_meta for buffer in quantizer.buffers())
-
-
 def layer_without_a_configuration(config):
     kind = type(config.layers[0].feed_forward)
 
@@ -205,12 +192,6 @@ def test_what_no_configuration_says_is_refused_in_a_sentence(recipe, flavor, cha
     with torch.device("meta"):
         layers = linear_layers(config.build())
     assert not any(hasattr(layer, "recipe") or virtual_weight(layer) for layer in layers.values())
-
-
-def test_a_converted_configuration_is_not_converted_again():
-    config = configuration(recipe=PLAIN)
-    with pytest.raises(ValueError, match="the model is already quantized"):
-        QuantizeConverter(QuantizeConverter.Config(recipe=PLAIN)).convert(config)
 
 
 @pytest.mark.parametrize(("tp", "backend"), [(2, "spmd_types"), (2, "partial_dtensor"), (1, "full_dtensor")])

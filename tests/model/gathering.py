@@ -6,7 +6,7 @@ Each case trains twice, with weights gathered as they are and as codes, and retu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -102,61 +102,11 @@ def train(model: Any, optimizer: Any = None, steps: int = 3, clip: float | None 
     return found + [whole(p) for p in model.parameters()]
 
 
-def of_format(name: str, codes: bool) -> Made:
-    return train(shard(quantized(codes, recipe=Recipe.uniform(name, grad="E5M2"))))
-
-
-def of_settings(settings: dict[str, Any], codes: bool) -> Made:
-    return train(shard(quantized(codes, recipe=Recipe.uniform("E4M3", grad="E5M2", **settings))))
-
-
-def kept_unsharded(codes: bool) -> Made:
-    return train(shard(quantized(codes), reshard_after_forward=False))
-
-
-def in_one_group(codes: bool) -> Made:
-    return train(shard(quantized(codes), by=[]))
-
-
-def mixed(codes: bool, reduced: torch.dtype = torch.float32) -> Made:
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced)
-    return train(shard(quantized(codes), mp_policy=policy))
-
-
-def autocast(codes: bool) -> Made:
-    with torch.autocast("cpu", torch.bfloat16):
-        return train(shard(quantized(codes)))
-
-
-def accumulated(codes: bool) -> Made:
-    return train(shard(quantized(codes)), passes=2)
-
-
-def checkpointed(codes: bool) -> Made:
-    model = quantized(codes)
-    return train(shard(nn.Sequential(*(Checkpointed(layer, False) for layer in model))))
-
-
-def clipped_norm(codes: bool) -> Made:
-    return train(shard(quantized(codes)), clip=0.01)
-
-
-def transposed(codes: bool) -> Made:
-    torch.manual_seed(0)
-    return train(shard(quantized(codes, nn.Sequential(Transposed(WIDTH, 64), nn.GELU(), Transposed(64, WIDTH)))))
-
-
 def uneven(codes: bool) -> Made:
     """Parts of several sizes, and processes without any, loaded before the first forward pass."""
     model = shard(quantized(codes, layers(WIDTH, 5, 3, 2)))
     model.load_state_dict({name: 0.5 * t for name, t in model.state_dict().items()})
     return train(model)
-
-
-def of_an_embedding(codes: bool) -> Made:
-    torch.manual_seed(0)
-    model = Tied()
-    return train(shard(quantized(codes, model), by=[model.middle]))
 
 
 def made_on_meta(codes: bool) -> Made:
@@ -170,11 +120,6 @@ def made_on_meta(codes: bool) -> Made:
     return train(model)
 
 
-def replicated(codes: bool) -> Made:
-    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
-    return train(shard(quantized(codes), mesh=mesh))
-
-
 def alone(codes: bool) -> Made:
     """A layer is called by itself after its weight was changed, so that the model knows no scale for it."""
     model = shard(quantized(codes))
@@ -186,14 +131,8 @@ def alone(codes: bool) -> Made:
     y.square().mean().backward()
     model.unshard()  # of all layers
     model.reshard()
-    return [*found, y.detach(), whole(model[0].weight.grad)]
-
-
-def evaluated(codes: bool) -> Made:
-    model = shard(quantized(codes))
-    train(model, steps=1)
     with torch.no_grad():
-        return [model.eval()(batch(0))]
+        return [*found, y.detach(), whole(model[0].weight.grad), model.eval()(batch(0))]
 
 
 def not_a_number(codes: bool) -> Made:
@@ -298,15 +237,60 @@ def carried(codes: bool, **options: Any) -> dict[str, Any]:
     return {"bytes": dict(seen.bytes), "calls": dict(seen.calls), "masters": masters}
 
 
-CASES: dict[str, Callable[[bool], Made]] = {
-    **{name: partial(of_format, name) for name in FORMATS},
-    **{f"{key} {value}": partial(of_settings, {key: value}) for key, value in
+Case = Callable[[bool], Made]
+
+
+def settings(**options: Any) -> Case:
+    """Train with other settings of the recipe."""
+    format = options.pop("format", "E4M3")
+    return lambda codes: train(shard(quantized(codes, recipe=Recipe.uniform(format, grad="E5M2", **options))))
+
+
+def sharding(by: Any = None, **options: Any) -> Case:
+    """Train with other options of `fully_shard`."""
+    return lambda codes: train(shard(quantized(codes), by=by, **options))
+
+
+def mixed(reduced: torch.dtype) -> Case:
+    return sharding(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced))
+
+
+def model_of(make: Callable[[], Any], names: Sequence[str] = ("0", "2")) -> Case:
+    """Train another model, of which the layers with ``names`` are sharded by themselves."""
+
+    def case(codes: bool) -> Made:
+        torch.manual_seed(0)
+        model = quantized(codes, make())
+        return train(shard(model, by=[model.get_submodule(name) for name in names]))
+
+    return case
+
+
+def replicated(codes: bool) -> Made:
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
+    return train(shard(quantized(codes), mesh=mesh))
+
+
+def autocast(codes: bool) -> Made:
+    with torch.autocast("cpu", torch.bfloat16):
+        return train(shard(quantized(codes)))
+
+
+def checkpointed(codes: bool) -> Made:
+    return train(shard(nn.Sequential(*(Checkpointed(layer, False) for layer in quantized(codes)))))
+
+
+CASES: dict[str, Case] = {
+    **{name: settings(format=name) for name in FORMATS},
+    **{f"{key} {value}": settings(**{key: value}) for key, value in
        {"save": "codes", "backend": "native", "accumulate": "float32", "scale": "E8M0"}.items()},
-    **{case.__name__: case for case in (
-        kept_unsharded, in_one_group, mixed, autocast, accumulated, checkpointed, clipped_norm,
-        transposed, uneven, of_an_embedding, made_on_meta, replicated, alone, evaluated, not_a_number,
-    )},
-    "reduced in bfloat16": partial(mixed, reduced=torch.bfloat16),
+    "kept unsharded": sharding(reshard_after_forward=False), "in one group": sharding(by=[]),
+    "mixed": mixed(torch.float32), "reduced in bfloat16": mixed(torch.bfloat16),
+    "accumulated": lambda codes: train(shard(quantized(codes)), passes=2),
+    "clipped norm": lambda codes: train(shard(quantized(codes)), clip=0.01),
+    "transposed": model_of(lambda: nn.Sequential(Transposed(WIDTH, 64), nn.GELU(), Transposed(64, WIDTH))),
+    "of an embedding": model_of(Tied, ["middle"]),
+    **{case.__name__: case for case in (autocast, checkpointed, uneven, made_on_meta, replicated, alone, not_a_number)},
     **{f"arm {name}": partial(of_arm, name) for name in WAYS},
 }  # fmt: skip
 # What four processes find alone: more formats, settings and arms of a kind that is there.

@@ -60,36 +60,6 @@ def test_ways_to_shard_that_codes_do_not_go_with_are_refused_in_a_sentence(found
     assert "with reshard_after_forward True or False, or quantize_model without" in said["part of the processes"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"granularity": "row"}, "take granularity tensor"),
-        ({"granularity": "block", "scale": "E8M0"}, "take granularity tensor"),
-        ({"granularity": "tile", "scale": "E8M0"}, "take granularity tensor"),
-        ({"scaling": "delayed"}, "take scaling dynamic"),
-        ({"scaling": "static"}, "take scaling dynamic"),
-        ({"rounding": "stochastic"}, "take rounding nearest"),
-        ({"gradient": "clipped"}, "take gradient straight-through"),
-    ],
-)
-def test_what_a_code_and_a_scale_do_not_tell_is_refused(settings: dict[str, Any], said: str) -> None:
-    model = nn.Sequential(nn.Linear(32, 32))
-    with pytest.raises(ValueError, match=f"cannot gather the weight of layer 0: .*{said}, or leave gather_codes out"):
-        quantize_model(model, Recipe.uniform("E4M3", **settings), gather_codes=True)
-    assert type(model[0]) is nn.Linear and type(model[0].weight) is nn.Parameter
-
-
-def test_layers_of_torchao_are_refused() -> None:
-    recipe = Recipe(rules=(LayerRecipe(torchao="tensorwise").on("0"),))
-    with pytest.raises(ValueError, match="torchao gathers the weights of its layers"):
-        quantize_model(nn.Sequential(nn.Linear(32, 32)), recipe, gather_codes=True)
-
-
-def test_a_format_of_more_than_a_byte_is_refused() -> None:
-    with pytest.raises(ValueError, match="has more than 8 bits"):
-        quantize_model(nn.Sequential(nn.Linear(32, 32)), Recipe.uniform("E5M10", grad=None), gather_codes=True)
-
-
 def made(codes: bool) -> nn.Sequential:
     return quantize_model(gathering.layers(32, 64, 32), Recipe.uniform("E4M3"), gather_codes=codes)
 

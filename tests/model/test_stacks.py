@@ -14,7 +14,7 @@ import pytest
 
 from tests.model import stacks
 
-SLOW = (stacks.compiled, stacks.recomputed_in_a_graph)  # which compile
+SLOW = (stacks.moves.compiled, stacks.moves.recomputed_in_a_graph)  # which compile
 TRACED = [
     pytest.param(stack, id=stack.__name__, marks=pytest.mark.long if stack in SLOW else ()) for stack in stacks.TRACED
 ]

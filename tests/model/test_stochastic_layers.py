@@ -151,11 +151,6 @@ def test_a_loaded_model_goes_on_with_the_numbers_that_come_next() -> None:
     assert all(torch.equal(a, b) for a, b in zip(gradients(model, x), gradients(other, x), strict=True))
 
 
-def test_a_virtual_weight_has_nothing_to_round() -> None:
-    with pytest.raises(ValueError, match="virtual needs rounding nearest"):
-        Recipe(rules=[{"layers": "*", "weight": BY_CHANCE | {"virtual": True}}])
-
-
 def test_processes_draw_for_their_rows_by_themselves_and_for_weights_alike(monkeypatch):
     """Errors of two ranks on the same rows are independent; the first rank's are those of a process by itself."""
     found: dict[int | None, dict[str, Tensor]] = {}

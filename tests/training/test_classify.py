@@ -29,9 +29,9 @@ from altgrad.data.corpora import SPLITS, hashed_split
 from altgrad.data.labels import choose_thresholds, classification_metrics, read_labels
 from altgrad.diagnostics.evaluated import AS_TRAINED, UNQUANTIZED, Evaluated, quantized
 from altgrad.model import GPT, quantize_model
+from altgrad.model import GPT, layer_recipe, quantize_model, save_published
 from altgrad.model.from_cell import build_model, config_of, recipe_of
 from altgrad.model.gpt import GPTConfig
-from altgrad.model.published import save_published
 from altgrad.optim.checks import check_cells
 from altgrad.training import train_cell
 from tests.training.conftest import VOCABULARY, WORDS, diagnosed, make_cell

@@ -188,7 +188,8 @@ class QuantizedLinear(nn.Module):
                 "knows: shard the model by torch.distributed.fsdp.fully_shard, not by tensor parallelism"
             )
         if is_transformed():
-            require_transformable(dict(self.quantizers.items()), self.training)
+            quantizers = {role: q for role in ROLES if (q := self.quantizer(role)) is not None}
+            require_transformable(quantizers, self.training)
             return transformed_product(x, matrix, settings, self._operand_states())
         may_repeat = self.training and self.changes
         if may_repeat and torch.compiler.is_compiling():

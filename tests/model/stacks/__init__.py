@@ -19,46 +19,9 @@ from typing import Any
 import torch
 
 from tests.model import fully_sharded
-from tests.model.stacks.gradients import (
-    accumulated,
-    forces,
-    forward_mode,
-    hessian,
-    infinite,
-    offloaded_activations,
-    overflowing,
-    penalised,
-    twice_backward,
-)  # fmt: skip
-from tests.model.stacks.libraries import copied_with_optimizer, encoder, lora, resized, saved_head
-from tests.model.stacks.moves import (
-    average,
-    cast,
-    compiled,
-    copies,
-    exported,
-    meta,
-    nested,
-    per_sample,
-    plain_checkpoint,
-    recomputed,
-    recomputed_in_a_graph,
-    recomputed_reentrant,
-    scaler,
-    scripted,
-)  # fmt: skip
+from tests.model.stacks import moves, uses
 from tests.model.stacks.setup import RECIPES, Run
 from tests.model.stacks.setup import WAYS as WAYS
-from tests.model.stacks.shapes import autocast_off_inside, default_dtype, dynamic, empty, frozen, inference, shaped
-from tests.model.stacks.weights import (
-    functional,
-    offloaded,
-    parametrized,
-    shared,
-    stepped_in_backward,
-    stepped_too_early,
-    written_by_a_hook,
-)  # fmt: skip
 
 PAGE = Path(__file__).parents[3] / "altgrad/model/STACKS.md"
 WORKS, REFUSED = "works", "refused"
@@ -66,15 +29,19 @@ REFUSALS = (NotImplementedError, RuntimeError, ValueError, torch._dynamo.exc.Uns
 
 Stack = Callable[[str, Run], None]
 STACKS: tuple[Stack, ...] = (
-    cast, meta, copies, average, scaler, plain_checkpoint,
-    written_by_a_hook, parametrized, functional, offloaded, shared, stepped_in_backward, stepped_too_early,
-    overflowing, infinite, penalised, hessian, forces, accumulated, twice_backward, offloaded_activations, forward_mode,
-    per_sample, recomputed, recomputed_reentrant, nested,
-    autocast_off_inside, dynamic, shaped, empty, inference, frozen, default_dtype,
-    encoder, resized, lora, saved_head, copied_with_optimizer,
+    moves.cast, moves.meta, moves.copies, moves.average, moves.scaler, moves.plain_checkpoint,
+    moves.written_by_a_hook, moves.parametrized, moves.functional, moves.offloaded, moves.shared,
+    moves.stepped_in_backward, moves.stepped_too_early,
+    uses.overflowing, uses.infinite, uses.penalised, uses.hessian, uses.forces, uses.accumulated, uses.twice_backward,
+    uses.offloaded_activations, uses.forward_mode,
+    moves.per_sample, moves.recomputed, moves.recomputed_reentrant, moves.nested,
+    uses.autocast_off_inside, uses.dynamic, uses.shaped, uses.empty, uses.inference, uses.frozen, uses.default_dtype,
+    uses.encoder, uses.resized, uses.lora, uses.saved_head, uses.copied_with_optimizer,
 )  # fmt: skip
 #: Stacks that compile or trace a model themselves.
-TRACED: tuple[Callable[[str], None], ...] = (compiled, recomputed_in_a_graph, exported, scripted)
+TRACED: tuple[Callable[[str], None], ...] = (
+    moves.compiled, moves.recomputed_in_a_graph, moves.exported, moves.scripted,
+)  # fmt: skip
 OF_PROCESSES: dict[str, str] = {
     "DistributedDataParallel, `sync_amax=True` (losses within 2e-6)": "ddp",
     "FSDP2's `fully_shard`, `sync_amax=True` (losses within 2e-6)": "trained",

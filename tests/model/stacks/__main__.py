@@ -21,7 +21,7 @@ from tests.model.stacks import (
     cell_of,
     cell_of_processes,
     joined,
-)  # fmt: skip
+)
 
 
 def page(found: dict[int, dict[str, Any]]) -> str:
@@ -31,8 +31,7 @@ def page(found: dict[int, dict[str, Any]]) -> str:
         by_recipe = [joined({way: cell_of(stack, recipe, run) for way, run in WAYS.items()}) for recipe in RECIPES]
         rows.append((stack.__doc__ or "", stack.__name__, by_recipe))
     rows += [(stack.__doc__ or "", stack.__name__, [cell_of(stack, recipe) for recipe in RECIPES]) for stack in TRACED]
-    for said, what in OF_PROCESSES.items():
-        rows.append((said, what, [cell_of_processes(found, what, recipe) for recipe in RECIPES]))
+    rows += [(said, what, [cell_of_processes(found, what, r) for r in RECIPES]) for said, what in OF_PROCESSES.items()]
     table = [["stack", *RECIPES, "instead"], ["---"] * (len(RECIPES) + 2)]
     for said, what, cells in rows:
         table.append([said.rstrip("."), *cells, HOW.get(what, "") if any(REFUSED in cell for cell in cells) else ""])

@@ -1,4 +1,4 @@
-"""Where our layer and torchao's do the same, and by how much they may differ where they do not.
+"""torchao's layers as baselines: what surgery does with them, and where they agree with ours.
 
 Oracle: torchao 0.18 itself, its casts for the operands and its emulated products for the results. Operands are
 compared as codes, so to the bit. Results are compared with the bounds of rounding analysis, u = 2^-24 in
@@ -6,11 +6,8 @@ float32: a sum of n products in any order is within n u of the sum of magnitudes
 torchao divides both operands by their scales first (2 u more), we scale the sum (2 u). Where results are
 bfloat16, each rounding to it adds 2^-8 of the result: one in torchao, up to two in ours.
 
-Two differences are known, and each has a test of its own here:
-
-- torchao takes the floor of a float32 log2 to round scales to powers of two, and log2 rounds up just below one:
-  up to 19 ulps above 1.75 x 2^k, an amax gets twice our scale. bfloat16 tensors never have such an amax.
-- torchao clamps amax at 1e-12 and lets Inf and NaN through; our scale of a zero, Inf or NaN is 1.
+Not compared: torchao's floor of a float32 log2 gives a float32 amax up to 19 ulps above 1.75 x 2^k twice our scale,
+which no bfloat16 tensor has; it clamps amax at 1e-12, and our scale of a zero is 1.
 """
 
 from __future__ import annotations
@@ -19,9 +16,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from altgrad.config.recipe import TORCHAO_RECIPES
 from altgrad.formats import get_format
-from altgrad.model import LayerRecipe, QuantizedLinear, Recipe, TensorRecipe
-from altgrad.model.torchao import torchao_linear
+from altgrad.model import (
+    GPT,
+    GPTConfig,
+    LayerRecipe,
+    QuantizedLinear,
+    Recipe,
+    TensorRecipe,
+    layer_recipe,
+    linear_layers,
+    quantize_model,
+)
+from altgrad.model.torchao import tensor_recipes, torchao_linear
 from altgrad.numerics import amax, compute_scale, encode, quantize
 
 DTYPES = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}
@@ -84,15 +92,11 @@ def products(layer: nn.Module, bf16: bool) -> dict[str, Tensor]:
 
 def magnitudes(layer: QuantizedLinear) -> dict[str, Tensor]:
     """Return the products of the absolute factors, which float32 sums are accurate to."""
-    factors = copy_without_quantization(layer)
+    factors = layer.weight.detach().abs().clone().requires_grad_()
     x = normal(ROWS, INPUTS, seed=2).abs().requires_grad_()
     y = x @ factors.t()
     y.backward(normal(2, ROWS // 2, OUTPUTS, seed=3, std=1e-6).flatten(0, 1).abs())
     return {"y": y.detach(), "dx": x.grad, "dw": factors.grad}
-
-
-def copy_without_quantization(layer: QuantizedLinear) -> Tensor:
-    return layer.weight.detach().abs().clone().requires_grad_()
 
 
 UNIFORM = Recipe.uniform("E4M3").rules[0].layer
@@ -140,22 +144,6 @@ def test_rowwise_with_gw_hp_quantizes_two_of_the_three_products():
     assert ((found["dx"] - g_q @ w_q).abs() <= bound).all()
 
 
-# --- the known differences ---------------------------------------------------------------------------
-
-
-def test_scales_rounded_to_powers_of_two_differ_just_above_seven_quarters_of_one():
-    from torchao.float8.float8_utils import amax_to_scale
-
-    seven_quarters = 1.75 * torch.exp2(torch.arange(-35.0, 30.0))
-    offsets = torch.arange(-64, 65, dtype=torch.int32)
-    largest = (seven_quarters.view(torch.int32)[None] + offsets[:, None]).view(torch.float32)
-    ratio = amax_to_scale(largest, torch.float8_e4m3fn, True) / compute_scale(largest, "E4M3", scale_format="E8M0")
-    differ = offsets[(ratio != 1).any(dim=1)]
-    assert differ.min() == 1 and differ.max() == 19 and set(ratio.unique().tolist()) == {1.0, 2.0}
-    # Nothing is lost by it: what exceeds the largest value does so by less than half a step, and rounds to it.
-    assert (largest[1:] * amax_to_scale(largest[1:], torch.float8_e4m3fn, True)).max() < 448 * (1 + 2.0**-18)
-
-
 def test_every_bfloat16_amax_gives_the_same_power_of_two():
     from torchao.float8.float8_utils import amax_to_scale
 
@@ -166,10 +154,60 @@ def test_every_bfloat16_amax_gives_the_same_power_of_two():
         assert torch.equal(theirs, compute_scale(largest, "E4M3", scale_format="E8M0" if rounded else "float32"))
 
 
-def test_degenerate_tensors_get_other_scales():
-    from torchao.float8.float8_utils import amax_to_scale
+# --- surgery ---------------------------------------------------------------------------------------
 
-    largest = torch.tensor([0.0, 1e-13, torch.inf, torch.nan])
-    theirs, ours = amax_to_scale(largest, torch.float8_e4m3fn), compute_scale(largest, "E4M3")
-    assert theirs[:2].tolist() == [pytest.approx(448e12)] * 2 and theirs[2] == 0 and theirs[3].isnan()
-    assert ours[0] == 1 and ours[2:].isnan().all() and ours[1].item() == pytest.approx(448e13)
+CONFIG = GPTConfig(vocab_size=97, layers=1, width=32, heads=2, context=16)
+
+
+def blocks(name: str) -> Recipe:
+    return Recipe(rules=(LayerRecipe(torchao=name).on("blocks.*"),))
+
+
+def model() -> GPT:
+    torch.manual_seed(0)
+    return GPT(CONFIG)
+
+
+def loss_of(gpt: GPT, autocast: bool = True) -> torch.Tensor:
+    tokens = torch.randint(0, 97, (4, 17), generator=torch.Generator().manual_seed(5))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        return gpt(tokens[:, :-1], tokens[:, 1:])
+
+
+@pytest.mark.parametrize("name", TORCHAO_RECIPES)
+def test_torchao_gets_the_matched_layers_with_their_parameters(name):
+    gpt = model()
+    parameters, head, states = dict(gpt.named_parameters()), gpt.head, set(gpt.state_dict())
+    quantize_model(gpt.eval(), blocks(name))
+    assert dict(gpt.named_parameters()) == parameters and set(gpt.state_dict()) == states
+    assert gpt.head is head and gpt.head.weight is gpt.tokens.weight and layer_recipe(head) is None
+    layers = linear_layers(gpt)
+    assert set(layers) == set(linear_layers(model()))
+    changed = [layer for layer_name, layer in layers.items() if layer_name != "head"]
+    assert all(type(layer).__name__ == "Float8Linear" and not layer.training for layer in changed)
+    assert all(layer_recipe(layer) == LayerRecipe(torchao=name) for layer in changed)
+    for autocast in (True, False):
+        loss_of(gpt.train(), autocast).backward()
+    assert all(parameter.grad.dtype == torch.float32 for parameter in gpt.parameters())
+
+
+def test_torchao_and_our_layers_share_a_model():
+    e3m4 = LayerRecipe(weight=TensorRecipe(format=get_format("E3M4")))
+    gpt = quantize_model(model(), Recipe(rules=(*blocks("rowwise").rules, e3m4.on("blocks.*.mlp.*"), e3m4.on("head"))))
+    ours = {name for name, layer in linear_layers(gpt).items() if isinstance(layer, QuantizedLinear)}
+    assert ours == {"blocks.0.mlp.up", "blocks.0.mlp.down", "head"}
+    loss_of(gpt).backward()
+
+
+@pytest.mark.parametrize("name", TORCHAO_RECIPES)
+def test_a_recipe_says_what_torchao_does(name):
+    recipe = LayerRecipe(torchao=name)
+    assert recipe.tensors() == tensor_recipes(name)
+    grad = "E5M2" if name == "tensorwise" else "E4M3"
+    assert recipe.format_names() == {"weight": "E4M3", "input": "E4M3", "grad": grad}
+
+
+def test_a_torchao_that_does_something_else_is_refused(monkeypatch):
+    monkeypatch.setitem(TORCHAO_RECIPES, "tensorwise", TORCHAO_RECIPES["rowwise"])
+    with pytest.raises(ValueError, match="this torchao's recipe tensorwise quantizes to"):
+        quantize_model(model(), blocks("tensorwise"))

@@ -75,15 +75,3 @@ def test_a_held_scale_no_longer_follows_the_tensor() -> None:
     held.fill_(0.5)
     assert quantizer.scales(t) == compute_scale(0.5, "E3M4")
     assert "history" not in quantizer.state_dict()  # which is the optimizer's to save
-
-
-@pytest.mark.parametrize("granularity", ["tensor", "row", "block"])
-def test_scales_have_the_granularity_of_the_recipe(granularity: str) -> None:
-    block = {"block": 4} if granularity == "block" else {}
-    recipe = TensorRecipe(format=get_format("E3M4"), granularity=granularity, scale="E8M0", **block)
-    t = torch.arange(1.0, 17).reshape(2, 8)
-    largest = {"tensor": 16.0, "row": [[8.0], [16.0]], "block": [[4.0, 8.0], [12.0, 16.0]]}[granularity]
-    expected = compute_scale(torch.tensor(largest), "E3M4", scale_format="E8M0")
-    if granularity == "block":
-        expected = expected.repeat_interleave(4, dim=1)
-    assert torch.equal(Quantizer(recipe).scales(t).expand_as(t), expected.expand_as(t))

@@ -9,15 +9,12 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from altgrad.model import QuantizedLinear, Recipe, account, quantize_model, requantize_model, unquantize_model
 
@@ -145,34 +142,18 @@ def test_a_virtual_head_stays_one():
     assert before.startswith("virtual") and account(resized(model, 80)).left["lm_head"] == before
 
 
-@pytest.mark.parametrize("original", [True, False], ids=["use_orig_params", "flat"])
-@pytest.mark.parametrize("policy", [None, partial(size_based_auto_wrap_policy, min_num_params=100)])
-def test_fsdp1_is_refused_before_it_changes_the_model(one_process, original, policy):
+def test_fsdp1_is_refused_before_it_changes_the_model(one_process):
     model = quantize_model(nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 8)), E4M3)
     x = torch.randn(4, 16)
     before = model(x)
     with pytest.raises(RuntimeError, match=r"shard the model by torch\.distributed\.fsdp\.fully_shard"):
-        FullyShardedDataParallel(
-            model, auto_wrap_policy=policy, use_orig_params=original, device_id=torch.device("cpu")
-        )
+        FullyShardedDataParallel(model, device_id=torch.device("cpu"))
     assert all(isinstance(layer, QuantizedLinear) for layer in model) and torch.equal(model(x), before)
 
 
-def test_fsdp2_and_ddp_are_not_refused(one_process):
-    model, x = quantize_model(nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 8)), E4M3), torch.randn(4, 16)
-    before = model(x)
-    assert torch.equal(DistributedDataParallel(copy.deepcopy(model))(x), before)
-    for layer in model:
-        fully_shard(layer)
-    assert torch.equal(fully_shard(model)(x), before)
-
-
 @pytest.mark.parametrize(
-    "make",
-    [torch.jit.script, lambda m: torch.jit.trace(m, torch.randn(4, 16)),
-     lambda m: torch.onnx.export(m, (torch.randn(4, 16),), dynamo=False)],
-    ids=["script", "trace", "onnx"],
-)  # fmt: skip
+    "make", [torch.jit.script, lambda m: torch.onnx.export(m, (torch.randn(4, 16),), dynamo=False)], ids=["", "onnx"]
+)  # STACKS.md has torch.jit.trace
 @pytest.mark.filterwarnings("ignore")
 def test_torchscript_is_refused_in_one_sentence(make):
     model = quantize_model(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)), E4M3).eval()

@@ -87,17 +87,6 @@ def test_models_of_several_seeds_by_vmap_are_those_of_a_loop_to_the_bit(recipe: 
         assert_equal({name: g[i] for name, g in found.items()} | {"x": expected["x"]}, expected)
 
 
-def test_models_by_samples_are_those_of_two_loops_to_the_bit() -> None:
-    models, xs = [model(seed) for seed in range(2)], samples(3)
-    parameters, _ = stack_module_state(models)
-    of_samples = vmap(grad(lambda p, x: loss(models[0], p, x)), in_dims=(None, 0))
-    found = vmap(of_samples, in_dims=(0, None))(parameters, xs)
-    for i, m in enumerate(models):
-        for j, x in enumerate(xs):
-            expected = by_autograd(m, x)
-            assert_equal({name: g[i, j] for name, g in found.items()} | {"x": expected["x"]}, expected)
-
-
 def test_any_dimension_may_be_the_batch_and_backward_goes_through_vmap() -> None:
     m, xs = model(), samples()
     last = xs.permute(1, 2, 0).clone().requires_grad_()
@@ -150,17 +139,6 @@ def test_forward_mode_and_second_derivatives_are_refused_in_a_sentence() -> None
         with pytest.raises(NotImplementedError) as error:
             second()
         assert "\n" not in str(error.value) and "take " in str(error.value)
-
-
-@pytest.mark.parametrize("operands", [True], ids=["bf16"], indirect=True)  # eager mode has both
-def test_a_compiled_function_leaves_the_transform_to_eager_mode_with_its_bits() -> None:
-    m, xs = model(), samples()
-
-    def each(parameters: dict[str, Tensor], xs: Tensor) -> dict[str, Tensor]:
-        return vmap(grad(lambda p, x: loss(m, p, x)), in_dims=(None, 0))(parameters, xs)
-
-    parameters = dict(m.named_parameters())
-    assert_equal(torch.compile(each, backend="eager")(parameters, xs), each(parameters, xs))
 
 
 def test_operators_have_the_bits_of_a_loop_under_vmap() -> None:

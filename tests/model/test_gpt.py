@@ -13,6 +13,8 @@ import pytest
 import torch
 from scipy.special import erf
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from altgrad.model import GPT, GPTConfig, Recipe, quantize_model
@@ -160,3 +162,17 @@ def test_operations_are_those_that_torch_counts() -> None:
     with FlopCounterMode(display=False) as counter:
         model(TOKENS, TOKENS).backward()
     assert counter.get_total_flops() == TOKENS.numel() * model.flops_per_token()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_short_contexts_attend_as_torch_does_from_plain_products(dtype):
+    q, k, v = torch.randn(3, 2, 4, 12, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert torch.equal(gpt_module._plain_attention(q, k, v, gpt_module._causal_mask(torch.arange(12)), 0.0), expected)
+
+
+def test_an_untrained_model_is_as_unsure_as_a_uniform_guess():
+    torch.manual_seed(0)
+    loss = GPT(CONFIG)(TOKENS, TOKENS.roll(1))
+    assert abs(loss.item() - math.log(31)) < 0.05
