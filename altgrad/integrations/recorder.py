@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from altgrad.config.schema import Divergence, MonitorSettings
 from altgrad.common.errors import UserError
 from altgrad.common.files import canonical_json, read_json, sha256_of, write_json, write_rows, write_text
 from altgrad.common.fingerprint import only_worker
 from altgrad.config import cell_key
 from altgrad.config.params import GridSettings
+from altgrad.config.schema import Divergence, MonitorSettings
 from altgrad.config.tasks import HISTORY
 from altgrad.diagnostics.diagnose import SCHEMA
 from altgrad.model import layer_recipe, linear_layers, matrix_of, virtual_weight

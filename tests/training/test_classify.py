@@ -28,8 +28,7 @@ from altgrad.data.batches import task_of
 from altgrad.data.corpora import SPLITS, hashed_split
 from altgrad.data.labels import choose_thresholds, classification_metrics, read_labels
 from altgrad.diagnostics.evaluated import AS_TRAINED, UNQUANTIZED, Evaluated, quantized
-from altgrad.model import GPT, quantize_model
-from altgrad.model import GPT, layer_recipe, quantize_model, save_published
+from altgrad.model import GPT, quantize_model, save_published
 from altgrad.model.from_cell import build_model, config_of, recipe_of
 from altgrad.model.gpt import GPTConfig
 from altgrad.optim.checks import check_cells
