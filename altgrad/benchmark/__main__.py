@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog=called("benchmark"), description=__doc__)
     parser.add_argument("--only", default="", metavar="WORD", help="measure only items with WORD in their name")
     parser.add_argument("--list", action="store_true", help="list the names of the items and measure nothing")
-    parser.add_argument("--seconds", type=float, default=float("inf"), metavar="N", help="begin no item after this time")
+    parser.add_argument("--seconds", type=float, default=float("inf"), metavar="N", help="begin no item after N s")
     parser.add_argument("--again", action="store_true", help="measure everything anew")
     parser.add_argument("--gpu", action="store_true", help="end with an error on a machine without a GPU")
     parser.add_argument("--miniature", action="store_true", help="rehearse a GPU's items in miniature")

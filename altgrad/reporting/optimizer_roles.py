@@ -25,37 +25,22 @@ Arm = dict[str, Any]
 
 
 class OptimizerRole(NamedTuple):
-    """What an optimizer is in a comparison.
+    """What an optimizer is in a comparison."""
 
-    Attributes:
-        plain: a baseline optimizer: AdamW or SGD, with updates that ignore the spacing of a format.
-        control: it shows where the gain of another comes from, and a gain of its own is no result.
-        follows_spacing: its steps follow the spacing of a format: by a stiffness, or in code steps.
-        needs_format: it trains as its baseline optimizer where no weight has a format.
-        group: equal for an optimizer and the baseline optimizers that it may be compared with.
-        control_of: the optimizer that declares this one as its control, if any.
-    """
-
-    plain: bool
-    control: bool
-    follows_spacing: bool
-    needs_format: bool
-    group: Hashable = None
-    control_of: str | None = None
+    plain: bool  # a baseline optimizer: AdamW or SGD, with updates that ignore the spacing of a format
+    control: bool  # it shows where the gain of another comes from, and a gain of its own is no result
+    follows_spacing: bool  # its steps follow the spacing of a format: by a stiffness, or in code steps
+    needs_format: bool  # it trains as its baseline optimizer where no weight has a format
+    group: Hashable = None  # equal for an optimizer and the baseline optimizers that it may be compared with
+    control_of: str | None = None  # the optimizer whose control it is declared to be
 
 
 class EntryRole(NamedTuple):
-    """What a grid entry (a format or recipe) is in a comparison.
+    """What a grid entry (a format or recipe) is in a comparison."""
 
-    Attributes:
-        has_format: whether any weight, input or gradient has a format.
-        virtual: whether that format only determines the steps of optimizers, and nothing is quantized.
-        spacing: equal for an entry and its unquantized control.
-    """
-
-    has_format: bool
-    virtual: bool
-    spacing: Hashable
+    has_format: bool  # any weight, input or gradient has a format
+    virtual: bool  # the format only determines the steps of optimizers, and nothing is quantized
+    spacing: Hashable  # equal for an entry and its unquantized control
 
 
 def regime(arm: Arm) -> str:

@@ -1,1 +1,1 @@
-"""How far a format and an arm stay stable: the largest learning rate, found by bisection over cells of the pipeline."""
+"""The largest stable learning rate of a format and an optimizer, by bisection over cells of the pipeline."""

@@ -1,4 +1,4 @@
-"""Bisection over a ladder of learning rates: which rung to try next, where stability ends, and what became of runs."""
+"""Bisection over a ladder of learning rates: which rung to try next, and between which rungs stability ends."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from altgrad.common.files import read_json
 from altgrad.config import cell_key
 from altgrad.reporting.load import COMPLETED
 
-Pair = tuple[str, str]  # grid entry and arm
+Pair = tuple[str, str]  # grid entry and optimizer
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """Learning rates ``factor ** rung`` times the arm's own, for the rungs from ``low`` to ``high``, 0 among them."""
+    """Learning rates ``factor ** rung`` times the optimizer's own, for rungs from ``low`` to ``high``, 0 included."""
 
     low: int
     high: int
     factor: float = 2.0
 
     def scale(self, rung: int) -> int | float:
-        """Return the multiple of the arm's rate at ``rung``, whole where it is."""
-        found = self.factor**rung
-        return int(found) if found == int(found) else found
+        """Return the multiple of the optimizer's rate at ``rung``; an int where it is whole."""
+        scale = self.factor**rung
+        return int(scale) if scale == int(scale) else scale
 
     @property
     def scales(self) -> list[int | float]:
+        """The multiple at each rung."""
         return [self.scale(rung) for rung in range(self.low, self.high + 1)]
 
 
@@ -37,8 +38,8 @@ class Ladder:
 class Edge:
     """Where stability ends: between two neighbouring rungs, or beyond an end of the ladder.
 
-    ``stable`` is the highest rung that was found stable, ``unstable`` the lowest above it that was found not to be;
-    ``None`` where the ladder ended before.
+    ``stable`` is the highest rung found stable, ``unstable`` the lowest one above it found unstable; ``None`` where
+    the ladder ended before.
     """
 
     stable: int | None
@@ -48,9 +49,9 @@ class Edge:
 def next_rung(known: Mapping[int, bool], ladder: Ladder) -> int | None:
     """Return the rung to try next, ``None`` once the edge is known; ``known`` says which rungs were stable.
 
-    First the arm's own rate, then the end of the ladder on the side where the edge must be, then the middle between the
-    highest stable rung and the lowest unstable one. That takes ``2 + log2(rungs)`` tries where stability ends once; of
-    a run that is stable again further up nothing is seen.
+    The optimizer's own rate comes first, then the end of the ladder on the side of the edge, then the middle between
+    the highest stable rung and the lowest unstable one. That takes ``2 + log2(rungs)`` tries if stability ends once; a
+    run that is stable again further up is not found.
     """
     if 0 not in known:
         return 0
@@ -64,7 +65,7 @@ def next_rung(known: Mapping[int, bool], ladder: Ladder) -> int | None:
 
 
 def edge_of(known: Mapping[int, bool]) -> Edge:
-    """Return the edge as far as ``known`` has it: the lowest unstable rung, and the highest stable one below it."""
+    """Return the lowest unstable rung of ``known`` and the highest stable one below it."""
     unstable = min((rung for rung, stable in known.items() if not stable), default=None)
     below = [rung for rung, stable in known.items() if stable and (unstable is None or rung < unstable)]
     return Edge(max(below, default=None), unstable)
@@ -72,11 +73,11 @@ def edge_of(known: Mapping[int, bool]) -> Edge:
 
 @dataclass
 class Search:
-    """The search for the edge of every grid entry and arm, under one set of settings.
+    """The search for the edge of every grid entry and optimizer, under one set of settings.
 
     A rung is stable if the runs of all seeds are. A run is stable if it completes and ends at most ``within`` nats per
-    token above the run of the same entry, arm and seed at the arm's own rate: what a format costs is no instability.
-    Where that run did not complete, completing is enough.
+    token above the run of the same entry, optimizer and seed at the optimizer's own rate, so that the cost of a format
+    is no instability. If that run did not complete, completing is enough.
     """
 
     entries: Sequence[str]
@@ -87,19 +88,20 @@ class Search:
     known: dict[Pair, dict[int, bool]] = field(default_factory=dict)
 
     def needed(self) -> dict[str, tuple[Pair, int]]:
-        """Return the cells to run next, each with what it is for; none once every edge is known."""
-        found: dict[str, tuple[Pair, int]] = {}
+        """Return the cells to run next, each with the pair and rung it is for; none once every edge is known."""
+        needed: dict[str, tuple[Pair, int]] = {}
         for pair in itertools.product(self.entries, self.arms):
             rung = next_rung(self.known.get(pair, {}), self.ladder)
             if rung is not None:
-                found |= dict.fromkeys(self.cells(pair, rung), (pair, rung))
-        return found
+                needed |= dict.fromkeys(self.cells(pair, rung), (pair, rung))
+        return needed
 
     def cells(self, pair: Pair, rung: int) -> list[str]:
+        """Return the keys of a rung's cells, one per seed."""
         return [cell_key(*pair, seed, self.ladder.scale(rung)) for seed in self.seeds]
 
     def judge(self, runs: Path) -> None:
-        """Take in what the needed cells that are in ``runs`` came to."""
+        """Judge the needed rungs of which all cells are in ``runs``."""
         for pair, rung in dict.fromkeys(self.needed().values()):
             of_rung = [metrics for key in self.cells(pair, rung) if (metrics := metrics_of(runs, key))]
             if len(of_rung) == len(self.seeds):
@@ -107,20 +109,18 @@ class Search:
                 self.known.setdefault(pair, {})[rung] = all(stable)
 
     def is_stable(self, metrics: Mapping[str, Any], runs: Path) -> bool:
+        """Whether a run is stable, by its metrics.json."""
         own = metrics_of(runs, cell_key(metrics["format"], metrics["optimizer"], metrics["seed"], 1))
         if metrics["outcome"] != COMPLETED:
             return False
         return own is None or own["outcome"] != COMPLETED or metrics["val_loss"] <= own["val_loss"] + self.within
 
     def rows(self, runs: Path) -> list[dict[str, Any]]:
-        """Return a row for each run that was tried: what it was, what became of it, and whether that is stable."""
+        """Return a row for each run that was tried: its identity, its outcome, and whether it is stable."""
+        names = ("outcome", "outcome_step", "signature", "val_loss")
         return [
-            {
-                "format": pair[0], "optimizer": pair[1], "seed": metrics["seed"],
-                "lr_scale": self.ladder.scale(rung), "rung": rung, "outcome": metrics["outcome"],
-                "outcome_step": metrics["outcome_step"], "signature": metrics["signature"],
-                "val_loss": metrics["val_loss"], "stable": self.is_stable(metrics, runs),
-            }
+            {"format": pair[0], "optimizer": pair[1], "seed": metrics["seed"], "lr_scale": self.ladder.scale(rung),
+             "rung": rung, **{name: metrics[name] for name in names}, "stable": self.is_stable(metrics, runs)}
             for pair, known in self.known.items()
             for rung in sorted(known)
             for key in self.cells(pair, rung)
@@ -129,6 +129,6 @@ class Search:
 
 
 def metrics_of(runs: Path, key: str) -> dict[str, Any] | None:
-    """Return what a cell came to, ``None`` while it has not run."""
+    """Return the metrics.json of a cell, ``None`` while it has not run."""
     path = runs / key / "metrics.json"
     return read_json(path) if path.exists() else None

@@ -79,7 +79,7 @@ def test_the_list_is_rehearsed_and_one_that_was_killed_goes_on_where_it_was(tmp_
 
 
 class Clocked:
-    """A pool that takes its tasks in order, as many at a time as it has places; its clock moves by a second a poll."""
+    """A pool with so many places, whose clock moves by a second a poll: training takes 30 seconds, a diagnosis 10."""
 
     def __init__(self, jobs: int) -> None:
         self.now, self.jobs, self.queue = 0.0, jobs, []
@@ -91,8 +91,7 @@ class Clocked:
     def poll(self) -> Status:
         self.now += 1
         done = [task for task, end in self.running.items() if end <= self.now]
-        for task in done:
-            del self.running[task]
+        self.running = {task: end for task, end in self.running.items() if task not in done}
         while self.queue and len(self.running) < self.jobs:
             task = self.queue.pop(0)
             self.running[task] = self.now + {"train": 29, "diagnose": 9}[task.stage]  # and one to the next
@@ -104,7 +103,6 @@ class Clocked:
 
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_runs_an_hour_are_those_that_were_trained_and_diagnosed_in_it(jobs, monkeypatch, tmp_path):
-    """Of 30 seconds and 10 seconds in turn: a run in 40 seconds for each that goes at a time."""
     pool = Clocked(jobs)
     monkeypatch.setattr(runs, "LocalPool", lambda jobs: pool)
     monkeypatch.setattr(runs, "project", lambda _, model, grid, train: nullcontext(list(map(str, grid["seeds"]))))
@@ -142,25 +140,28 @@ class Listed(Session):
                              "runs_per_hour_range": [1, 1]}]}  # fmt: skip
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
 
 
-@pytest.mark.usefixtures("at_root")
-def test_an_item_that_failed_is_written_down_and_tried_again_and_no_other(tmp_path, capsys):
-    first, second, third = (Listed(tmp_path / "gpu.json", fails) for fails in (True, False, False))
-    assert first.run(60, again=False) == ["b"] and first.measured == ["a", "b", "c"]
-    assert json.loads((tmp_path / "gpu.json").read_text())["items"]["b"]["failed"] == "no kernel"
+def test_what_failed_is_tried_again_and_nothing_else_until_the_driver_changes(tmp_path, capsys):
+    output = tmp_path / "gpu.json"
+
+    def measured(fails: bool = False, version: str = "1", seconds: float = 60, again: bool = False) -> tuple[str, str]:
+        listed = Listed(output, fails, version)
+        left = listed.run(seconds, again=again)
+        return "".join(listed.measured), "".join(left)
+
+    assert measured(fails=True) == ("abc", "b")
+    assert json.loads(output.read_text())["items"]["b"]["failed"] == "no kernel"
     assert "[2/3] b: failed: no kernel" in capsys.readouterr().out
-    second.record = Listed(tmp_path / "gpu.json", False).record
-    assert second.run(60, again=False) == [] and second.measured == ["b"]
-    third.record = Listed(tmp_path / "gpu.json", False).record
-    assert third.run(60, again=False) == [] and third.measured == []
-    assert third.run(60, again=True) == [] and third.measured == ["a", "b", "c"]
+    assert measured() == ("b", "") and measured() == ("", "") and measured(again=True) == ("abc", "")
+    assert measured(version="2", seconds=-1) == ("", "abc") and measured(version="2") == ("abc", "")
+    rows = json.loads(output.read_text())["at_once"]
+    assert [row["name"] for row in rows] == ["a", "b", "c"] and len({row["session"] for row in rows}) == 1
 
 
-@pytest.mark.usefixtures("at_root")
 def test_an_item_that_takes_too_long_is_given_up_also_by_what_goes_on_after_failures(tmp_path, monkeypatch):
     """Such as the operands, of which one that fails leaves the others."""
 
@@ -176,7 +177,6 @@ def test_an_item_that_takes_too_long_is_given_up_also_by_what_goes_on_after_fail
     assert json.loads((tmp_path / "gpu.json").read_text())["items"]["operands"]["failed"] == "had not ended after 0 s"
 
 
-@pytest.mark.usefixtures("at_root")
 def test_what_a_device_has_no_products_of_is_no_item(tmp_path, monkeypatch):
     session = Session(tmp_path / "gpu.json", miniature=True, arguments=[])
     session.device, session.sizes = torch.device("cuda"), ON_GPU
@@ -193,16 +193,6 @@ def test_what_a_device_has_no_products_of_is_no_item(tmp_path, monkeypatch):
         "MXFP8, native", "NVFP4 as published, native"])]}  # fmt: skip
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     assert list(session.without_products()) == blackwell
-
-
-@pytest.mark.usefixtures("at_root")
-def test_another_driver_begins_anew_and_no_item_begins_after_the_time(tmp_path):
-    Listed(tmp_path / "gpu.json", False).run(60, again=False)
-    other = Listed(tmp_path / "gpu.json", False, version="2")
-    assert other.run(-1, again=False) == ["a", "b", "c"] and other.measured == []
-    assert other.run(60, again=False) == [] and other.measured == ["a", "b", "c"]
-    rows = json.loads((tmp_path / "gpu.json").read_text())["at_once"]
-    assert [row["name"] for row in rows] == ["a", "b", "c"] and len({row["session"] for row in rows}) == 1
 
 
 def test_without_a_gpu_or_a_package_it_says_so_before_it_starts(monkeypatch):

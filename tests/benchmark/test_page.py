@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from altgrad.benchmark.records import NOT_MEASURED, Record, load_benches, machine_blocks, write_pages
-from altgrad.benchmark.tables import as_text, sizes
+from altgrad.benchmark.tables import sizes
 from altgrad.common.files import read_json, write_json
 from altgrad.reporting.markdown import Table
 from tests.benchmark.made import record
@@ -103,11 +103,3 @@ def test_a_result_measured_again_replaces_itself_alone_and_a_session_without_any
     session("third").put("steps", [step(16, "E7M0"), step(8, "bf16")])
     kept = read_json(tmp_path / "machine.json")["sessions"]
     assert kept == {"2": {"command": "second", "commit": "c1"}, "3": {"command": "third", "commit": "c1"}}
-
-
-def test_lines_for_the_terminal_say_what_is_absent():
-    peaks = {"bf16": 100.2, "fp32": None}
-    rows = [{"model": "nano", "batch": 16, "name": name, "peak_mb": peak} for name, peak in peaks.items()]
-    head, _, first, second = as_text("memory", rows, {}).splitlines()
-    assert head == "memory:" and " ".join(first.split()) == "bf16 100 (1.00)"
-    assert " ".join(second.split()) == "fp32 not measured"

@@ -11,8 +11,7 @@ import pytest
 
 from altgrad.common.files import write_json
 from altgrad.config import UserError
-from altgrad.stability.__main__ import _ladder, _restored, _variants
-from altgrad.stability.page import write
+from altgrad.stability.__main__ import _ladder, _restored, _variants, write
 from altgrad.stability.search import Edge, Ladder, Search, edge_of
 from tests.pipeline.conftest import Project
 
@@ -61,19 +60,15 @@ def test_the_edges_that_were_put_in_are_found(tmp_path):
     }  # fmt: skip
 
 
-def test_a_rung_is_judged_when_all_of_its_seeds_are_there(tmp_path):
+@pytest.mark.parametrize(
+    ("rungs", "known"), [({0: 0}, {}), ({0: 9, 1: 0}, {("E4M3", "adamw"): {0: False}})], ids=["one seed", "one fails"]
+)
+def test_a_rung_is_stable_if_all_seeds_are_there_and_stable(tmp_path, rungs, known):
     search = Search(["E4M3"], ["adamw"], [0, 1], LADDER, WITHIN)
-    pretend(tmp_path, "E4M3-adamw-0-1", 0, ("E4M3", "adamw"), 0)
-    search.judge(tmp_path)
-    assert search.known == {} and len(search.needed()) == 2
-
-
-def test_one_seed_that_fails_makes_a_rung_unstable(tmp_path):
-    search = Search(["E4M3"], ["adamw"], [0, 1], LADDER, WITHIN)
-    for seed, rung in ((0, 9), (1, 0)):  # the first as if far beyond the edge
+    for seed, rung in rungs.items():
         pretend(tmp_path, f"E4M3-adamw-{seed}-1", rung, ("E4M3", "adamw"), seed)
     search.judge(tmp_path)
-    assert search.known == {("E4M3", "adamw"): {0: False}}
+    assert search.known == known and (known or len(search.needed()) == 2)
 
 
 def test_the_page_says_where_stability_ends_and_what_happens_beyond(tmp_path):

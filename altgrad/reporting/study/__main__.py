@@ -28,18 +28,18 @@ NOTHING = "no seed has all of its runs"
 DOUBTS = ("exploratory", "not checked")
 RESULT = -4  # the place of the result among `heads`, whose first may be followed by a unit
 RULE = (
-    "Δ loss is that of the method minus that of the reference, in nats per token of final validation loss, paired by "
-    "seed: negative is better. Intervals are of 95 % and unadjusted; p is adjusted by Holm's step-down over the "
-    f"comparisons of a hypothesis. *No effect*: the interval lies within ±{SMALLEST_EFFECT:g}. *Inconclusive* shows "
-    "the smallest effect that the same seeds would have found nine times in ten."
+    "Δ loss is the final validation loss of the method minus that of the reference, in nats per token, paired by seed; "
+    "negative is better. The 95 % intervals are unadjusted; p is adjusted by Holm's step-down over the comparisons of "
+    f"a hypothesis. *No effect*: the interval lies within ±{SMALLEST_EFFECT:g}. *Inconclusive* comes with the smallest "
+    "effect that the same seeds would have found nine times in ten."
 )
 UNITS = (
-    " The unit *nats* is that of a loss, per label of a classifier. *F1* is that of test documents, where positive is "
-    "better. A *ratio* is a cost in F1 minus a cost in loss, each divided by the unit that the hypothesis states."
+    " *Nats* are the unit of a loss, per label for a classifier. *F1* is of test documents, and positive is better. A "
+    "*ratio* is a cost in F1 minus a cost in loss, each divided by the unit that the hypothesis states."
 )
 KEY = (
-    "Of a hypothesis with several comparisons, the row shows the one of the smallest p, and the result says how many "
-    "of them are significant. *Registered* names the commit that first stated the hypothesis, as git's history has it."
+    "For a hypothesis with several comparisons, the row shows the one with the smallest p, and how many of them are "
+    "significant. *Registered* names the first commit in git's history that states the hypothesis."
 )
 
 

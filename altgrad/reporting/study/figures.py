@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -207,9 +207,10 @@ def _draw_points(axes: Axes, comparisons: Sequence[ContrastResult], side: float,
 
 
 @contextmanager
-def _coloured(page: str, ink: str, style: dict[str, object]) -> Iterator[None]:
+def _coloured(page: str, ink: str, style: dict[str, Any]) -> Iterator[None]:
     """Apply the report's style inside the block, in the colours of a page and its text, and with ``style``."""
     with drawing():
         inked = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor")
-        matplotlib.rcParams.update(style | {"figure.facecolor": page} | dict.fromkeys(inked, ink))
+        settings: dict[Any, Any] = style | {"figure.facecolor": page} | dict.fromkeys(inked, ink)
+        matplotlib.rcParams.update(settings)
         yield

@@ -30,41 +30,24 @@ Texts = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance
 
 
 class Hypothesis(Section):
-    """A contrast, or a family of them, and what was expected of it before it was run.
+    """A contrast, or a family of them, and what was expected of it before it was run."""
 
-    Attributes:
-        says: the hypothesis in words.
-        registered: the day of the commit that states it; without one the comparisons are exploratory.
-        commit: the registering commit, where it is older than the questions' files.
-        family: hypotheses of one family are judged together.
-        contrast: as `altgrad.reporting.study.runs` reads it, with ``{names}`` of ``over``; several are added up.
-        over: values by name; each combination is a comparison.
-        of: the experiments.
-        rate: ``best`` takes each run at its best learning rate.
-        rule: the test, where it is not that of the question.
-        expected: the outcome, for all comparisons or by the values of ``over``, joined by ", ".
-        deviation: how the runs differ from what was registered.
-        result: the result in words, where no contrast can say it.
-        status: ``tested``, or why there is no result.
-        why: the reason for that.
-        front: draw the comparisons, each the cost of a format, in README's figure.
-    """
-
-    says: str
-    registered: date | None = None
-    commit: str | None = None
-    family: str | None = None
+    says: str  # in words
+    registered: date | None = None  # the day of the commit that states it; without one it is exploratory
+    commit: str | None = None  # the registering commit, where it is older than the questions' files
+    family: str | None = None  # hypotheses of one family are judged together
+    #: As `altgrad.reporting.study.runs` reads it, with ``{names}`` of ``over`` in braces; several are added up.
     contrast: Texts = Field(default_factory=list)
-    over: dict[str, list[str]] = Field(default_factory=dict)
-    of: Texts = Field(default_factory=list)
-    rate: Literal["one", "best"] = "one"
-    rule: Rule | None = None
-    expected: Expected | dict[str, Expected] | None = None
-    deviation: str | None = None
-    result: str | None = None
+    over: dict[str, list[str]] = Field(default_factory=dict)  # values by name; each combination is a comparison
+    of: Texts = Field(default_factory=list)  # the experiments
+    rate: Literal["one", "best"] = "one"  # at which learning rate each run is taken
+    rule: Rule | None = None  # where it is not that of the question
+    expected: Expected | dict[str, Expected] | None = None  # the outcome: of all, or by the label of a comparison
+    deviation: str | None = None  # from what was registered
+    result: str | None = None  # in words, where no contrast can say it
     status: Literal["tested", "not run", "dropped"] = "tested"
-    why: str | None = None
-    front: bool = False
+    why: str | None = None  # it was not tested
+    front: bool = False  # draw the comparisons, each the cost of a format, in README's figure
 
     @model_validator(mode="after")
     def _complete(self) -> Hypothesis:
@@ -93,27 +76,18 @@ class Hypothesis(Section):
 
 
 class Question(Section):
-    """A question, how its runs were trained, and its hypotheses.
+    """A question, how its runs were trained, and its hypotheses."""
 
-    Attributes:
-        question: in words, and so are the ``answer`` and ``why``, paragraphs below it.
-        rule: the test of all hypotheses that name none.
-        base: settings as in params.yaml.
-        runs: by experiment, what differs from ``base``.
-        hypotheses: by id.
-        curve: the dtype of the gradients, by the hypotheses that `altgrad.reporting.study.figures.draw_curve` shows.
-        path: of its file, whose stem is the question's name.
-    """
-
-    question: str
+    question: str  # in words
     answer: str
-    rule: Rule = RULE
-    base: dict[str, Any] = Field(default_factory=dict)
-    runs: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    hypotheses: dict[str, Hypothesis] = Field(default_factory=dict)
+    rule: Rule = RULE  # of the hypotheses that name none
+    base: dict[str, Any] = Field(default_factory=dict)  # settings as in params.yaml
+    runs: dict[str, dict[str, Any]] = Field(default_factory=dict)  # by experiment, what differs from ``base``
+    hypotheses: dict[str, Hypothesis] = Field(default_factory=dict)  # by id
+    #: The dtype of gradients by hypothesis; `altgrad.reporting.study.figures.draw_curve` draws these.
     curve: dict[str, Literal["float32", "bf16"]] = Field(default_factory=dict)
-    why: Texts = Field(default_factory=list)
-    path: Path
+    why: Texts = Field(default_factory=list)  # paragraphs below the answer
+    path: Path  # of its file
 
     @property
     def name(self) -> str:
@@ -177,19 +151,11 @@ def read_questions(folder: Path) -> list[Question]:
 
 @dataclass(frozen=True)
 class ContrastResult:
-    """A comparison of a hypothesis.
+    """A comparison of a hypothesis; ``result`` is ``None`` where no seed has all of its runs."""
 
-    Attributes:
-        label: its name in the family.
-        written: the contrasts that it adds up.
-        runs: the weight of each run.
-        result: ``None`` where no seed has all of its runs.
-        expected: the registered expectation.
-    """
-
-    label: str
-    written: list[str]
-    runs: dict[StudyRun, float]
+    label: str  # in the family
+    written: list[str]  # the contrasts that it adds up
+    runs: dict[StudyRun, float]  # with their weights
     result: Result | None
     expected: str | None
 

@@ -53,21 +53,13 @@ class Stated:
 
 @dataclass(frozen=True)
 class History:
-    """The commits that lead to HEAD.
+    """The commits that lead to HEAD."""
 
-    Attributes:
-        parents: by commit.
-        days: by commit, such as "2026-11-27".
-        stated: commits with what a hypothesis states there, oldest first.
-        noted: the text of `BEFORE` by the commit that changed it.
-        results: by experiment older than the questions' files, the commit that first had its results.
-    """
-
-    parents: dict[str, list[str]]
-    days: dict[str, str]
-    stated: list[tuple[str, Stated]]
-    noted: dict[str, str]
-    results: dict[str, str]
+    parents: dict[str, list[str]]  # by commit
+    days: dict[str, str]  # by commit, such as "2026-11-27"
+    stated: list[tuple[str, Stated]]  # commits with what a hypothesis states there, oldest first
+    noted: dict[str, str]  # the text of `BEFORE` by the commit that changed it
+    results: dict[str, str]  # by experiment older than the questions' files, the commit that first had its results
     _ancestors: dict[str, set[str]] = field(default_factory=dict)
 
     @classmethod

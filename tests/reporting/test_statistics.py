@@ -11,16 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from altgrad.reporting.statistics import Difference, PairedLosses, interval, outlier, summarised, t_quantile
-
-
-def test_a_difference_is_the_mean_and_spread_of_the_seeds_that_both_have() -> None:
-    a, b = np.random.default_rng(0).standard_normal((2, 6))
-    b[4] = np.nan
-    found, known = summarised(a - b), np.isfinite(b)
-    assert found.n == 5
-    oracle = stats.ttest_rel(a[known], b[known])
-    assert found.mean / (found.sd / math.sqrt(5)) == pytest.approx(oracle.statistic, rel=1e-9)
+from altgrad.reporting.statistics import Difference, PairedLosses, interval, outlier, summarised
 
 
 def test_a_contrast_is_its_row_of_weights_times_the_losses_also_where_runs_are_equal() -> None:
@@ -61,20 +52,11 @@ def test_differences_spread_where_their_decimals_do(base: list[int], gap: list[i
     assert found.mean == pytest.approx(float(sum(differences) / len(differences)), abs=1e-9 * float(max(a)))
 
 
-def test_only_equal_losses_are_no_difference_at_all() -> None:
-    assert Difference(2, 0.0, 0.0).is_zero and Difference(1, 0.0, math.nan).is_zero
-    assert not Difference(2, 0.0, 0.1).is_zero and not Difference(2, 0.1, 0.0).is_zero
-
-
-@pytest.mark.parametrize("dof", [1.0, 4.0, 30.0])
-def test_intervals_leave_out_one_in_forty_on_either_side(dof: float) -> None:
-    assert t_quantile(dof) == pytest.approx(stats.t.ppf(0.975, dof))
-
-
 @pytest.mark.parametrize("seeds", [2, 3, 5, 9])
 def test_a_comparison_is_the_paired_t_test(seeds: int) -> None:
     a, b = np.random.default_rng(seeds).normal([[3.5], [3.6]], 0.05, (2, seeds))
-    found, oracle = summarised(a - b), stats.ttest_rel(a, b)
+    found, oracle = summarised(np.insert(a - b, 1, np.nan)), stats.ttest_rel(a, b)
+    assert found.n == seeds and found.mean / found.error == pytest.approx(oracle.statistic, rel=1e-9)
     assert found.p_value() == pytest.approx(oracle.pvalue, rel=1e-9)
     ends = [*oracle.confidence_interval(0.95)]
     assert [found.mean - found.half_width, found.mean + found.half_width] == pytest.approx(ends, rel=1e-9)
@@ -106,12 +88,6 @@ def test_an_outlier_is_that_of_grubbs(count: int) -> None:
         low, high = (middle, high) if g < critical else (low, middle)
     place, p = outlier(np.insert(values, 1, np.nan))
     assert place == count and p == pytest.approx(0.05, rel=1e-6)
-
-
-def test_runs_without_an_outlier_have_one_one_time_in_twenty() -> None:
-    """4,000 runs of five seeds; 4 sigma is 1.4 %."""
-    drawn = np.random.default_rng(0).standard_normal((4000, 5))
-    assert np.mean([outlier(values)[1] <= 0.05 for values in drawn]) == pytest.approx(0.05, abs=0.014)
 
 
 @pytest.mark.parametrize("values", [[1.0, 9.0], [1.0, np.nan, 9.0], [1.0, 1.0, 1.0, 9.0], [np.nan] * 4])

@@ -19,11 +19,11 @@ from altgrad.reporting.compare import compare
 from altgrad.reporting.external import Family, read_curves, read_rows, study_of
 from altgrad.reporting.figures import draw, report_figures
 from altgrad.reporting.hypotheses import Answers
-from tests.reporting.external.written import report, rows_of, table
+from tests.reporting.compared import report, rows_of, table
 from tests.reporting.made_losses import ADAMW, STIFF
 from tests.reporting.made_losses import study_of as made_study
 
-REPORTS = Path(__file__).parents[3] / "reports"
+REPORTS = Path(__file__).parents[2] / "reports"
 PAGE = (REPORTS.parent / "altgrad/reporting/COMPARE.md").read_text(encoding="utf-8")
 
 

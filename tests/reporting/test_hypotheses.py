@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
 from altgrad.reporting import optimizer_roles as roles
 from altgrad.reporting.compare import compare
-from altgrad.reporting.decision_rule import HIGHER, IDENTICAL, LOWER, TOO_FEW, TUNED_HERE
+from altgrad.reporting.decision_rule import IDENTICAL, LOWER, TOO_FEW, TUNED_HERE
 from altgrad.reporting.fairness import conditions
 from altgrad.reporting.hypotheses import BEYOND, CONTROL, COST, GAIN, Questions, answer
 from altgrad.reporting.statistics import PairedLosses
-from tests.reporting.made_losses import ADAMW, FORMATS, STIFF, losses_of, noisy, study_of
+from tests.reporting.made_losses import ADAMW, FORMATS, STIFF, losses_of, study_of
 
 SGD = {"base": "sgd"}
 
@@ -28,19 +26,8 @@ def test_a_large_gain_is_significant_with_five_seeds_and_not_tested_with_four() 
     found = read(losses_of(arms, gain), arms)
     assert found.of(GAIN, "E3M4", "stiff").outcome == LOWER
     assert not found.of(GAIN, "E4M3", "stiff").significant
-    few = read(losses_of(arms, gain, seeds=4), arms)
-    assert few.of(GAIN, "E3M4", "stiff").outcome == TOO_FEW
-    one = read(losses_of(arms, gain, seeds=1), arms)
-    assert one.of(GAIN, "E3M4", "stiff").outcome == TOO_FEW
-
-
-def test_a_loss_and_a_gain_of_one_size_are_judged_alike() -> None:
-    arms = {"adamw": ADAMW, "stiff": STIFF}
-    down = losses_of(arms, {("E3M4", "stiff"): 0.2})
-    up = {run: 7 - values for run, values in down.items()}
-    better, worse = (read(losses, arms).of(GAIN, "E3M4", "stiff") for losses in (down, up))
-    assert (better.outcome, worse.outcome) == (LOWER, HIGHER)
-    assert better.adjusted == pytest.approx(worse.adjusted)
+    for seeds in (1, 4):
+        assert read(losses_of(arms, gain, seeds=seeds), arms).of(GAIN, "E3M4", "stiff").outcome == TOO_FEW
 
 
 def test_runs_that_are_equal_to_the_last_bit_are_identical() -> None:
@@ -82,15 +69,6 @@ def test_rates_chosen_on_the_seeds_that_are_compared_allow_no_test() -> None:
     found = read(losses, arms)
     assert found.of(GAIN, "E3M4", "stiff").outcome == TUNED_HERE
     assert not any(claim.significant for claim in found.claims.values())
-
-
-def test_every_further_arm_raises_the_bar() -> None:
-    few = {"adamw": ADAMW, "stiff": STIFF}
-    many = few | {f"other{power}": STIFF | {"power": power} for power in range(2, 8)}
-    gain = {("E3M4", "stiff"): 0.03}
-    a = read({(e, arm): v for (e, arm), v in losses_of(many, gain).items() if arm in few}, few)
-    b = read(losses_of(many, gain), many)
-    assert b.of(GAIN, "E3M4", "stiff").adjusted > 2 * a.of(GAIN, "E3M4", "stiff").adjusted
 
 
 # --- references ------------------------------------------------------------------------------------
@@ -236,13 +214,3 @@ def test_one_bad_run_changes_no_comparison_but_its_own() -> None:
         changed = question == (GAIN, "E4M3", "other")
         assert (result.difference == clean[question].difference) != changed, question
         assert (result.alone == clean[question].alone) != changed, question
-
-
-def test_the_spread_between_two_gains_is_that_of_four_runs() -> None:
-    arms = {"adamw": ADAMW, "stiff": STIFF}
-    losses = losses_of(arms, {("E3M4", "stiff"): 0.5}, seeds=400)
-    gain = compare(study_of(losses, arms, "E5M2")).answers.of(GAIN, "E3M4", "stiff")
-    assert gain.difference.sd == pytest.approx(0.01 * math.sqrt(2), rel=0.15)
-    there = {("virtual.E3M4", arm): noisy(3.5, 400, key) for key, arm in enumerate(arms, start=50)}
-    comparison = compare(study_of(losses | there, arms, "E5M2"))
-    assert comparison.answers.of(BEYOND, "E3M4", "stiff").difference.sd == pytest.approx(0.02, rel=0.15)
