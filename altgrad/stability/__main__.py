@@ -157,7 +157,7 @@ def write(rows: pd.DataFrame, ladder: Ladder, within: float, folder: Path, comma
         "stability", "The largest stable learning rate of each format and optimizer, as a multiple of its own rate",
         "Filled: the largest stable rate. Hollow: the lowest unstable rate. An arrow: stable at all rates tried.",
     )  # fmt: skip
-    page = [
+    page: list[str | Table | Picture] = [
         "# Stability", f"**{QUESTION}**", figure, "## The numbers", table_of(rows, edges, ladder, note),
         "## How to repeat it", f"{trained} `{command}`",
     ]  # fmt: skip
