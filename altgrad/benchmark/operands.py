@@ -26,8 +26,8 @@ from altgrad.numerics.tracing import compile_apart
 CALLS = 10
 COPY = "copy"
 STREAM = (0, 0, 1)
-MX = {"granularity": "block", "scale_format": "E8M0"}
-NV = {"granularity": "block", "block": 16, "scale_format": "E4M3"}
+MX: dict[str, Any] = {"granularity": "block", "scale_format": "E8M0"}
+NV: dict[str, Any] = {"granularity": "block", "block": 16, "scale_format": "E4M3"}
 
 
 class Contestant(NamedTuple):
@@ -65,7 +65,8 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
         fmt: str, what: str, *, by: Callable[..., tuple[Tensor, ...]] | None = None, stochastic: bool = False,
         **settings: Any,
     ) -> Contestant:  # fmt: skip
-        options = {"granularity": "tensor", "block": 32, "scale_format": "float32", "dtype": dtype, "dim": 1} | settings
+        options: dict[str, Any] = {"granularity": "tensor", "block": 32, "scale_format": "float32", "dim": 1}
+        options |= {"dtype": dtype} | settings
         constants = format_constants(fmt, device, scale_format=options["scale_format"])
         rule = scale_rule(options["scale_format"], "rceil", options["granularity"])
         code, draws = block_code(options["granularity"], options["block"]), [stream] if stochastic else []
@@ -77,7 +78,7 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
         run = operand if by is by_kernels else compile_apart(operand, dynamic=False)
         return Contestant(f"{fmt}, {what}", run, 0.5 if options["dtype"] == PACKED else options["dtype"].itemsize)
 
-    two_ways = [
+    two_ways: list[tuple[str, str, dict[str, Any]]] = [
         ("E4M3", "a scale per row", {"granularity": "row"}),
         ("E4M3", "blocks of 32 (MXFP8)", MX),
         ("E2M1", "two-level blocks of 16 (NVFP4)", NV),

@@ -82,10 +82,7 @@ def standing(cells: Iterable[Seen], baseline: str, compared: Compared) -> list[d
     ``low`` and ``high`` of its 95 % interval, which is the report's. ``None`` where there is nothing yet, or for the
     baseline itself.
     """
-    from altgrad.reporting.statistics import (  # which loads pandas, and nobody needs before a cell is there
-        PairedLosses,
-        Run,
-    )
+    from altgrad.reporting.statistics import PairedLosses, Run  # loads pandas, needed once there is a cell
 
     of = [(cell, cell.settings) for cell in cells]
     seeds = list(dict.fromkeys(own["seed"] for _, own in of))

