@@ -70,7 +70,7 @@ def contestants(device: torch.device) -> list[Contestant]:
     """
     nvfp4 = BLOCK_FORMATS["NVFP4"]
     stochastic, four_six = {"rounding": "stochastic"}, {**nvfp4, "scale_rounding": "4/6"}
-    published = {"weight": "NVFP4_16x16", "input": "NVFP4", "grad": nvfp4 | stochastic, "hadamard": 16}
+    published: dict[str, Any] = {"weight": "NVFP4_16x16", "input": "NVFP4", "grad": nvfp4 | stochastic, "hadamard": 16}
     eden = {"weight": four_six, "input": four_six, "grad": {**nvfp4, "rounding": "MS-EDEN"}}
     both = [
         Contestant(BASELINE),
@@ -91,7 +91,7 @@ def contestants(device: torch.device) -> list[Contestant]:
     rows, tiles = ({"format": "E4M3", "granularity": kind, "block": 128} for kind in ("block", "tile"))
     of_128 = ruled(head=False, weight=tiles, input=rows, grad=rows, backend="native")
     rowwise = Recipe.uniform("E4M3", grad="E4M3", granularity="row", backend="native")
-    native_nvfp4 = published | {"layers": "blocks.*", "backend": "native"}
+    native_nvfp4: dict[str, Any] = published | {"layers": "blocks.*", "backend": "native"}
     return [
         *both,
         Contestant("E4M3, native tensorwise", Recipe.uniform("E4M3", backend="native"), scales="one scale"),
