@@ -26,11 +26,11 @@ from altgrad.numerics.operators import quantize_by_operator
 CALLS = 10
 COPY = "copy"
 STREAM = (0, 0, 1)
-MX = {"granularity": "block", "scale_format": "E8M0"}
-NV = {"granularity": "block", "block": 16, "scale_format": "E4M3"}
+MX: dict[str, Any] = {"granularity": "block", "scale_format": "E8M0"}
+NV: dict[str, Any] = {"granularity": "block", "block": 16, "scale_format": "E4M3"}
 
 
-class Contestant(NamedTuple):
+class OperandMaker(NamedTuple):
     """One way to make an operand, and the bytes of an element that it writes."""
 
     name: str
@@ -48,7 +48,7 @@ def by_kernels(
     return quantize_by_operator(x, constants, known, block, dim, rule, dtype, stream, first)
 
 
-def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
+def contestants(device: torch.device, dtype: torch.dtype) -> list[OperandMaker]:
     """Return a copy, torch's casts, and ours with each kind of scale; compiled but for the copy, kernels and MS-EDEN.
 
     Ours is the way that training takes for a tensor, by kernels or by tensor operations (`gpu_launch`), and the other.
@@ -64,8 +64,9 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
     def ours(
         fmt: str, what: str, *, by: Callable[..., tuple[Tensor, ...]] | None = None, stochastic: bool = False,
         **settings: Any,
-    ) -> Contestant:  # fmt: skip
-        options = {"granularity": "tensor", "block": 32, "scale_format": "float32", "dtype": dtype, "dim": 1} | settings
+    ) -> OperandMaker:  # fmt: skip
+        options: dict[str, Any] = {"granularity": "tensor", "block": 32, "scale_format": "float32", "dim": 1}
+        options |= {"dtype": dtype} | settings
         constants = format_constants(fmt, device, scale_format=options["scale_format"])
         rule = scale_rule(options["scale_format"], "rceil", options["granularity"])
         code, draws = block_code(options["granularity"], options["block"]), [stream] if stochastic else []
@@ -75,9 +76,9 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
             return by(x, *arguments) if by else quantize_operands([x], [constants], [], draws, **options)[0]
 
         run = operand if by is by_kernels else compile_apart(operand, dynamic=False)
-        return Contestant(f"{fmt}, {what}", run, 0.5 if options["dtype"] == PACKED else options["dtype"].itemsize)
+        return OperandMaker(f"{fmt}, {what}", run, 0.5 if options["dtype"] == PACKED else options["dtype"].itemsize)
 
-    two_ways = [
+    two_ways: list[tuple[str, str, dict[str, Any]]] = [
         ("E4M3", "a scale per row", {"granularity": "row"}),
         ("E4M3", "blocks of 32 (MXFP8)", MX),
         ("E2M1", "two-level blocks of 16 (NVFP4)", NV),
@@ -85,9 +86,9 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
     ]
     eden = (random_signs(stream, 0), format_constants("E2M1", device, scale_format="E4M3"), stream, 0, 16, dtype)
     return [
-        Contestant(COPY, Tensor.clone, dtype.itemsize),
-        Contestant("torch, cast to E4M3", compile_apart(cast, dynamic=False), 1),
-        Contestant("torch, amax and cast to E4M3", compile_apart(cast_to_amax, dynamic=False), 1),
+        OperandMaker(COPY, Tensor.clone, dtype.itemsize),
+        OperandMaker("torch, cast to E4M3", compile_apart(cast, dynamic=False), 1),
+        OperandMaker("torch, amax and cast to E4M3", compile_apart(cast_to_amax, dynamic=False), 1),
         ours("E4M3", "a scale per tensor"),
         ours("E4M3", "a scale per tensor, to float8", dtype=float8),
         ours("E4M3", "a scale per row, to float8", dtype=float8, granularity="row"),
@@ -104,7 +105,7 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[Contestant]:
         ),
         ours("E2M1", "NVFP4 along columns, rotated, stochastic", dim=0, rotate=True, stochastic=True, **NV),
         ours("E2M1", "NVFP4, to codes of 4 bits", dtype=PACKED, **NV),
-        Contestant("E2M1, MS-EDEN", lambda x: rotated_ms_eden(x, None, *eden), dtype.itemsize),
+        OperandMaker("E2M1, MS-EDEN", lambda x: rotated_ms_eden(x, None, *eden), dtype.itemsize),
     ]
 
 
@@ -144,6 +145,6 @@ def measure(
     return rows + absent
 
 
-def _calls(entry: Contestant, x: Tensor) -> None:
+def _calls(entry: OperandMaker, x: Tensor) -> None:
     for _ in range(CALLS):
         entry.run(x)

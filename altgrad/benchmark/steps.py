@@ -69,7 +69,7 @@ def contestants(device: torch.device) -> list[Contestant]:
     """
     nvfp4 = BLOCK_FORMATS["NVFP4"]
     stochastic, four_six = {"rounding": "stochastic"}, {**nvfp4, "scale_rounding": "4/6"}
-    published = {"weight": "NVFP4_16x16", "input": "NVFP4", "grad": nvfp4 | stochastic, "hadamard": 16}
+    published: dict[str, Any] = {"weight": "NVFP4_16x16", "input": "NVFP4", "grad": nvfp4 | stochastic, "hadamard": 16}
     eden = {"weight": four_six, "input": four_six, "grad": {**nvfp4, "rounding": "MS-EDEN"}}
     both = [
         Contestant(BASELINE),
@@ -77,30 +77,31 @@ def contestants(device: torch.device) -> list[Contestant]:
         Contestant("E4M3, delayed scaling", Recipe.uniform("E4M3", scaling="delayed")),
         Contestant("E4M3, a scale per row", Recipe.uniform("E4M3", granularity="row")),
         Contestant("E4M3, a scale per block", Recipe.uniform("E4M3", granularity="block", scale="E8M0")),
-        Contestant("E4M3, stochastic gradients", alike("E4M3", {"format": "E4M3"} | stochastic)),
-        *[Contestant(f"{name}, all tensors", alike(name)) for name in ("MXFP8", "MXFP4", "NVFP4")],
-        Contestant("NVFP4 as published", of("blocks.*", head=False, **published)),  # all layers but the head in it
-        Contestant("NVFP4, MS-EDEN", of("blocks.*", head=False, **eden)),  # QUARTET_II of params.yaml
+        Contestant("E4M3, stochastic gradients", all_in("E4M3", {"format": "E4M3"} | stochastic)),
+        *[Contestant(f"{name}, all tensors", all_in(name)) for name in ("MXFP8", "MXFP4", "NVFP4")],
+        Contestant("NVFP4 as published", ruled("blocks.*", head=False, **published)),  # all layers but the head in it
+        Contestant("NVFP4, MS-EDEN", ruled("blocks.*", head=False, **eden)),  # QUARTET_II of params.yaml
         Contestant("E4M3, codes kept", Recipe.uniform("E4M3", save="codes")),
-        *[Contestant(f"E4M3, torchao {name}", of("blocks.*", head=False, torchao=name)) for name in TORCHAO_RECIPES],
+        *[Contestant(f"E4M3, torchao {name}", ruled("blocks.*", head=False, torchao=name)) for name in TORCHAO_RECIPES],
     ]
     if device.type == "cpu":
         return [*both, Contestant("fp32", compute="float32")]
     # DeepSeek-V3's scales (arXiv:2412.19437): tiles of weights, blocks of all else.
     rows, tiles = ({"format": "E4M3", "granularity": kind, "block": 128} for kind in ("block", "tile"))
-    of_128 = of(head=False, weight=tiles, input=rows, grad=rows, backend="native")
+    of_128 = ruled(head=False, weight=tiles, input=rows, grad=rows, backend="native")
     rowwise = Recipe.uniform("E4M3", grad="E4M3", granularity="row", backend="native")
+    native_nvfp4: dict[str, Any] = published | {"layers": "blocks.*", "backend": "native"}
     return [
         *both,
         Contestant("E4M3, native tensorwise", Recipe.uniform("E4M3", backend="native"), scales="one scale"),
         Contestant("E4M3, native rowwise", rowwise, scales="rows"),
         Contestant("E4M3, native blocks of 128", of_128, scales="blocks of 128"),
         Contestant("MXFP8, native", Recipe.uniform("MXFP8", grad="MXFP8", backend="native"), scales="MXFP8"),
-        Contestant("NVFP4 as published, native", of("blocks.*", False, **published, backend="native"), scales="NVFP4"),
+        Contestant("NVFP4 as published, native", ruled(head=False, **native_nvfp4), scales="NVFP4"),
     ]
 
 
-def of(layers: str = "*", head: bool = True, **settings: Any) -> Recipe:
+def ruled(layers: str = "*", head: bool = True, **settings: Any) -> Recipe:
     """Return the recipe with a rule for ``layers``, and one for the weight and gradient of the ``head``."""
     rules = [Rule(layers=layers, **settings)]
     if head:
@@ -108,9 +109,9 @@ def of(layers: str = "*", head: bool = True, **settings: Any) -> Recipe:
     return Recipe(rules=tuple(rules))
 
 
-def alike(name: str, grad: Any = None) -> Recipe:
+def all_in(name: str, grad: Any = None) -> Recipe:
     """Return the recipe with one format for all tensors, or with another for ``grad``."""
-    return of(weight=name, input=name, grad=grad or name)
+    return ruled(weight=name, input=name, grad=grad or name)
 
 
 class Step:

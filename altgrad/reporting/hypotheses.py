@@ -60,8 +60,8 @@ def ask(study: Study, best: Mapping[tuple[str, str], Run], references: Mapping[s
         if plain and study.baseline and entry != study.baseline and roles.is_quantized(study, entry):
             contrasts[COST, entry] = {best[entry, plain]: 1, best[study.baseline, plain]: -1}
     for arm, reference in references.items():
-        others, matched = roles.controls(study, arm), roles.rms_matched(study, arm)
-        is_secondary = roles.is_control(study.arm(arm)) or roles.is_rms_matched(study, arm)
+        others, (matched, form_of) = roles.controls(study, arm), roles.rms_forms(study, arm)
+        is_secondary = roles.is_control(study.arm(arm)) or form_of
         for entry in study.formats:
             method, base = best[entry, arm], best[entry, reference]
             gain: Question = (GAIN, entry, arm)

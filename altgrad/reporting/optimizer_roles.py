@@ -6,6 +6,7 @@ A grid's settings determine the role. Runs of other programs have no such settin
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
@@ -122,21 +123,15 @@ def controls(study: Study, optimizer: str) -> list[str]:
     """
     declared = [name for name in study.optimizers if role_of(study.arm(name)).control_of == optimizer]
     kinds = [NULL_STIFFNESS, FOREIGN_STIFFNESS]
-    is_kind = [study.arm(optimizer).get("stiffness") in kind for kind in kinds]
-    kinds = kinds[: is_kind.index(True)] if True in is_kind else kinds
-    return declared + [other for kind in kinds for other in _relatives(study, optimizer, "stiffness", kind)]
+    others = itertools.takewhile(lambda kind: study.arm(optimizer).get("stiffness") not in kind, kinds)
+    return declared + [other for kind in others for other in _relatives(study, optimizer, "stiffness", kind)]
 
 
-def rms_matched(study: Study, optimizer: str) -> list[str]:
-    """Return the RMS-matched form of an optimizer, if there is one."""
-    matched = study.arm(optimizer).get("match_rms")
-    return [] if matched else _relatives(study, optimizer, "match_rms", (True,))[:1]
-
-
-def is_rms_matched(study: Study, optimizer: str) -> bool:
-    """Whether an optimizer is the RMS-matched form of another."""
-    matched = study.arm(optimizer).get("match_rms")
-    return bool(matched and _relatives(study, optimizer, "match_rms", (False, None)))
+def rms_forms(study: Study, optimizer: str) -> tuple[list[str], list[str]]:
+    """Return the RMS-matched form of an optimizer, if there is one, and the optimizers whose form it is."""
+    if study.arm(optimizer).get("match_rms"):
+        return [], _relatives(study, optimizer, "match_rms", (False, None))
+    return _relatives(study, optimizer, "match_rms", (True,))[:1], []
 
 
 def _relatives(study: Study, optimizer: str, changed: str, values: tuple[Any, ...]) -> list[str]:

@@ -84,15 +84,14 @@ NOISES: dict[str, Spread] = {
 
 @dataclass(frozen=True)
 class Design:
-    """A grid to draw losses for: its study without losses, the questions that a report asks, and its runs.
+    """A grid to draw losses for, whose formats are all quantized and whose optimizers are no controls.
 
-    Everything is compared with the first format and with the optimizer ``plain``. Every format is quantized, and no
-    optimizer is the control of another.
+    Everything is compared with the first format and with the optimizer ``plain``.
     """
 
-    study: Study
-    questions: Questions
-    place: dict[Run, int]
+    study: Study  # without losses
+    questions: Questions  # that a report asks
+    place: dict[Run, int]  # in the losses
 
     @classmethod
     def of(cls, formats: int, arms: int, seeds: int) -> Design:

@@ -19,7 +19,7 @@ from altgrad.common.errors import UserError, run_stage
 from altgrad.common.files import replacing, write_text
 from altgrad.config import Params, load_params
 from altgrad.reporting.figures.style import drawing, looks, panels, save
-from altgrad.reporting.markdown import Column, Picture, Table, listed, number, plural, to_markdown, words
+from altgrad.reporting.markdown import Block, Column, Picture, Table, listed, number, plural, to_markdown, words
 from altgrad.stability.search import Edge, Ladder, Search, edge_of
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def write(rows: pd.DataFrame, ladder: Ladder, within: float, folder: Path, comma
         "stability", "The largest stable learning rate of each format and optimizer, as a multiple of its own rate",
         "Filled: the largest stable rate. Hollow: the lowest unstable rate. An arrow: stable at all rates tried.",
     )  # fmt: skip
-    page = [
+    page: list[Block] = [
         "# Stability", f"**{QUESTION}**", figure, "## The numbers", table_of(rows, edges, ladder, note),
         "## How to repeat it", f"{trained} `{command}`",
     ]  # fmt: skip

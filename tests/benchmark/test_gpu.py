@@ -168,7 +168,7 @@ def test_an_item_that_takes_too_long_is_given_up_also_by_what_goes_on_after_fail
     def takes_long(x: torch.Tensor) -> None:
         time.sleep(0.2)
 
-    entries = [operands.Contestant(name, takes_long, 2) for name in (operands.COPY, "ours", "theirs")]
+    entries = [operands.OperandMaker(name, takes_long, 2) for name in (operands.COPY, "ours", "theirs")]
     monkeypatch.setattr(operands, "contestants", lambda *_: entries)
     listed = Listed(tmp_path / "gpu.json", False)
     listed.limit_s = 0.3

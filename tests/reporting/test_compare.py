@@ -27,6 +27,11 @@ def test_difference_to_the_baseline_is_the_mean_over_shared_seeds(project: Path,
     found = row(comparison.best, format="E4M3")
     assert found["difference"].mean == pytest.approx(sum(differences) / 2, rel=1e-12)
     assert found["difference"].n == 2
+    assert row(comparison.best, format="bf16")["difference"] is None
+    own, base = loss(project, "E5M2-adamw-0-1"), loss(project, "bf16-adamw-0-1")
+    one_seed = row(comparison.best, format="E5M2")
+    assert one_seed["difference"].mean == pytest.approx(own - base)
+    assert one_seed["perplexity"] == pytest.approx(math.exp(own))
 
 
 def test_a_diverged_or_missing_run_is_counted_and_never_averaged(project: Path, comparison) -> None:
@@ -34,17 +39,6 @@ def test_a_diverged_or_missing_run_is_counted_and_never_averaged(project: Path, 
     assert (diverged["completed"], diverged["diverged"], diverged["difference"].n) == (1, 1, 1)
     assert (missing["completed"], missing["missing"]) == (1, 1)
     assert diverged["val_loss"] == loss(project, "E7M0-adamw-0-1")
-
-
-def test_difference_and_perplexity_follow_from_the_losses(project: Path, comparison) -> None:
-    own, base = loss(project, "E5M2-adamw-0-1"), loss(project, "bf16-adamw-0-1")
-    found = row(comparison.best, format="E5M2")
-    assert found["difference"].mean == pytest.approx(own - base)
-    assert found["perplexity"] == pytest.approx(math.exp(own))
-
-
-def test_the_baseline_is_compared_with_nothing(comparison) -> None:
-    assert row(comparison.best, format="bf16")["difference"] is None
 
 
 def test_the_best_learning_rate_has_most_completed_seeds_then_least_loss(made) -> None:

@@ -20,27 +20,11 @@ from ruamel.yaml import YAML
 
 from altgrad.common.files import read_json
 from altgrad.config.cell import Cell
-from altgrad.reporting.anomalies import cases
+from altgrad.reporting import markdown
 from altgrad.reporting.diagnosis_tables import raised
-from altgrad.reporting.html import contents, settings, to_cells_page, to_html
+from altgrad.reporting.html import settings, to_cells_page, to_html
 from altgrad.reporting.load import IDENTITY
-from altgrad.reporting.markdown import (
-    Column,
-    Picture,
-    Table,
-    integer,
-    listed,
-    named_runs,
-    number,
-    plural,
-    runs_page,
-    signed,
-    significant,
-    to_markdown,
-    to_runs,
-    without_runs,
-    words,
-)
+from altgrad.reporting.markdown import Column, Picture, Table, named_runs, runs_page, to_runs, without_runs, words
 from altgrad.reporting.report import write_report
 from tests.reporting.synthetic_project import read, write_project
 
@@ -66,6 +50,7 @@ def data_of(page: str) -> dict[str, Any]:
 
 def test_every_cell_has_the_numbers_of_its_files(project: Path) -> None:
     found = data_of((project / "reports/cells.html").read_text())
+    assert sum(len(cell.get("flags", [])) for cell in found["cells"]) == len(raised(read(project))) > 0
     names = [name for name, _, _ in found["metrics"]]
     assert [cell["key"] for cell in found["cells"]] == read_json(project / "data/grid/index.json")["cells"]
     for cell in found["cells"]:
@@ -108,7 +93,7 @@ def test_a_page_shows_every_name_as_text(tmp_path: Path) -> None:
     (tmp_path / "plot.png").write_bytes(b"made up")
     table = Table([words("name"), Column("n")], [[hostile, to_runs("[1, 2]", format=hostile)]], hostile)
     blocks = ["# Title", "**Question?**", hostile, "## Part", table, Picture("plot", "what it shows", hostile)]
-    text = to_markdown(blocks)
+    text = markdown.to_markdown(blocks)
     reader = Visible()
     reader.feed(page := to_html(text, tmp_path))
     assert reader.text.count(hostile.replace("[x](y)", "x")) == 4 and page.count("<script") == 1
@@ -128,15 +113,17 @@ def test_a_name_that_is_all_of_a_strong_or_code_text_leads_to_its_runs_and_nothi
         assert without_runs(linked) == text
 
 
-def test_numbers_look_alike_everywhere() -> None:
-    assert [signed(x, 3) for x in (0.01234, -0.01234, 0.0, -1e-9, float("nan"), None)] == [
-        "+0.012", "−0.012", "0.000", "0.000", "–", "–",
-    ]  # fmt: skip
-    assert [number(-1.25, 1), significant(6.1035e-05), significant(57344, 6)] == ["−1.2", "6.1e−05", "57344"]
-    assert [integer(3_360_000), integer(None), integer(12)] == ["3\u202f360\u202f000", "–", "12"]
-    assert [plural(1, "seed"), plural(2, "seed"), listed(["a"]), listed(["a", "b", "c"]), listed([])] == [
-        "1 seed", "2 seeds", "a", "a, b and c", "",
-    ]  # fmt: skip
+@pytest.mark.parametrize(("written", "values", "expected"), [
+    (lambda value: markdown.signed(value, 3), [0.01234, -0.01234, 0.0, -1e-9, math.nan, None],
+     ["+0.012", "−0.012", "0.000", "0.000", "–", "–"]),
+    (lambda value: markdown.number(value, 1), [-1.25, math.inf], ["−1.2", "–"]),
+    (markdown.significant, [6.1035e-05, 573.44], ["6.1e−05", "573"]),
+    (markdown.integer, [3_360_000, None, 12], ["3\u202f360\u202f000", "–", "12"]),
+    (lambda count: markdown.plural(count, "seed"), [1, 2], ["1 seed", "2 seeds"]),
+    (markdown.listed, [["a"], "abc", []], ["a", "a, b and c", ""]),
+])  # fmt: skip
+def test_numbers_and_lists_look_alike_everywhere(written, values: list, expected: list[str]) -> None:
+    assert list(map(written, values)) == expected
 
 
 def test_a_setting_that_is_its_default_and_a_known_format_are_left_out(project: Path) -> None:
@@ -154,28 +141,6 @@ def test_a_format_that_its_name_does_not_define_is_a_setting(project: Path) -> N
         fields = {"name": name, "exponent_bits": 3, "mantissa_bits": 4, "bias": 3, "specials": "finite", "signed": True}
         named = YAML(typ="safe").load(settings(cell | {"formats": cell["formats"] | {name: fields}}))
         assert named.get("formats") == (None if known else {name: fields})
-
-
-def test_flags_are_those_of_the_report(project: Path) -> None:
-    study = read(project)
-    flags = raised(study)
-    found = contents(study, flags, list(cases(study)))
-    assert sum(len(cell.get("flags", [])) for cell in found["cells"]) == len(flags) > 0
-
-
-def test_a_cause_speaks_of_a_band_only_where_healthy_runs_made_one(tmp_path: Path) -> None:
-    """One run of one format: the limits of the metrics are all that there is to hold it against."""
-    write_project(tmp_path, ["E4M3"], seeds=(0,), diverged={"E4M3-adamw-0-1": 40}, steps=60, blocks=1)
-
-    def cause() -> str:
-        (cell,) = contents(study, raised(study), list(cases(study)))["cells"]
-        return cell["cause"]
-
-    study = read(tmp_path)
-    assert "no tensor was beyond its limit" in cause() and "band" not in cause().replace("its own band", "")
-    rows = study.monitors
-    rows.loc[(rows["metric"] == "overflow_frac") & (rows["role"] == "input"), "value"] = 0.5
-    assert "The first that was beyond its limit was the overflow_frac of the inputs of" in cause()
 
 
 def test_a_text_with_markup_in_it_ends_no_script(project: Path) -> None:

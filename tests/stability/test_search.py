@@ -40,11 +40,15 @@ def test_where_stability_comes_and_goes_what_is_found_is_an_edge(ends, data):
     ladder = Ladder(*ends)
     stable = {rung: data.draw(st.booleans()) for rung in range(ladder.low, ladder.high + 1)}
     edge = edge_of(walk(stable.__getitem__, ladder))
-    assert edge_of(stable).unstable == min((rung for rung in stable if not stable[rung]), default=None)
     assert edge.stable is None or stable[edge.stable]
     assert edge.unstable is None or not stable[edge.unstable]
     if edge.stable is not None and edge.unstable is not None:
         assert edge.unstable == edge.stable + 1
+
+
+def test_what_is_stable_above_an_unstable_rung_is_no_edge():
+    assert edge_of({0: True, 2: False, 5: True}) == Edge(0, 2)
+    assert edge_of({2: False, 5: True}) == Edge(None, 2)
 
 
 @pytest.mark.parametrize(

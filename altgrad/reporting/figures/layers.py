@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -20,7 +21,7 @@ from altgrad.config.recipe import last_matching
 from altgrad.formats import Format
 from altgrad.reporting.compare import Comparison, at_best, in_order, late, of_completed, per_layer
 from altgrad.reporting.figures import in_report
-from altgrad.reporting.figures.style import Look, drawing, heat_map, legend, looks, panels, save, tiles
+from altgrad.reporting.figures.style import Look, drawing, legend, looks, panels, save, tiles
 from altgrad.reporting.load import IDENTITY, Study
 from altgrad.reporting.optimizer_roles import is_virtual
 
@@ -57,13 +58,31 @@ def _drawn(
     maps: dict[str, np.ndarray], layers: list[str], names: list[str], ends: tuple[float, float], margin: float,
     label: str, *, text: bool = True, rotate: bool | None = None,
 ) -> tuple[Figure, list[Axes]]:  # fmt: skip
-    """Return a figure and its axes: for each role in ``maps`` a heat map of dB, layers by names."""
+    """Return a figure and its axes: for each role in ``maps`` a heat map of dB, layers by names; NaN stays grey.
+
+    ``text`` writes the numbers into the map. Names stand upright if ``rotate`` is true; by default they do where one is
+    longer than a format's name.
+    """
     figure, axes = panels(1, len(maps), margin + min(0.2 * len(layers), 12), sharey=True)
-    low, high = ends
+    (low, high), colors, step = ends, matplotlib.colormaps["cividis"], max(1, -(-len(layers) // 64))
+    rotate = max(map(len, names)) > 5 if rotate is None else rotate
     for axis, (role, values) in zip(axes[0], maps.items(), strict=True):
-        said = np.vectorize(lambda value: "" if np.isnan(value) else f"{value:.0f}", otypes=[object])(values)
-        mesh = heat_map(axis, values, layers, names, low=low, high=high, text=said if text else None, rotate=rotate)
-        axis.set_title(ROLES[role])
+        axis.grid(False)
+        axis.set(facecolor="#eeeeee", title=ROLES[role])
+        mesh = axis.pcolormesh(
+            np.ma.masked_invalid(values), vmin=low, vmax=high, cmap=colors, edgecolors="white", linewidth=0.5
+        )
+        axis.set_xticks(np.arange(len(names)) + 0.5, names, rotation=90 if rotate else 0)
+        axis.set_yticks(np.arange(0, len(layers), step) + 0.5, layers[::step])
+        axis.tick_params(length=0, labelsize=7.5)
+        axis.invert_yaxis()
+        axis.spines[:].set_visible(False)
+        for (row, column), value in np.ndenumerate(values):
+            if text and np.isfinite(value):
+                red, green, blue, _ = colors((value - low) / (high - low))
+                color = "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
+                place = column + 0.5, row + 0.5
+                axis.text(*place, f"{value:.0f}", ha="center", va="center", fontsize=6.5, color=color)
     figure.colorbar(mesh, ax=axes, label=label, aspect=40, pad=0.01)
     return figure, list(axes[0])
 

@@ -125,7 +125,7 @@ def loss_curves(study: Study, comparison: Comparison) -> Figure | None:
     loss, label = ("train_loss", "training loss") if trained else (metric.on_validation, metric.noun)
     is_lost = among(history, study.of_status(DIVERGED))
     finished, lost = history[~is_lost], history[is_lost]
-    means = {run: by_seed(rows, loss).dropna().mean(axis=1) for run, rows in finished.groupby(["format", "optimizer"])}
+    means = {run: losses.dropna().mean(axis=1) for run, losses in by_run(finished, loss).items()}
     names, arms = in_order(study.formats, history["format"]), in_order(study.optimizers, history["optimizer"])
     styles = looks(study.optimizers)
     figure, axes = tiles(len(names), 1.9, sharex=True, sharey=True)
@@ -160,9 +160,8 @@ def loss_differences(study: Study, comparison: Comparison) -> Figure | None:
 
     An unquantized control is left out: under the baseline optimizer its runs are the baseline's.
     """
-    history, value = of_completed(at_best(study.history, comparison), study), study.primary.on_validation
-    history = history[history["optimizer"] == shown_optimizer(study, comparison)].dropna(subset=value)
-    losses = {name: by_seed(rows, value) for name, rows in history.groupby("format", sort=False)}
+    optimizer = shown_optimizer(study, comparison)
+    losses = {name: losses for (name, arm), losses in by_step(study, comparison).items() if arm == optimizer}
     baseline = losses.pop(study.baseline or "", pd.DataFrame())  # without it nothing is left below
     names = [name for name in in_order(study.formats, losses) if not is_virtual(study, name)]
     costs = {name: cost for name in names if len(cost := (losses[name] - baseline).dropna(how="all"))}
@@ -182,9 +181,17 @@ def loss_differences(study: Study, comparison: Comparison) -> Figure | None:
     return figure
 
 
-def by_seed(history: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Return column ``value`` with a row per step that has any and a column per seed."""
-    return history.pivot(index="step", columns="seed", values=value).dropna(how="all")
+def by_run(history: pd.DataFrame, value: str) -> dict[tuple[str, str], pd.DataFrame]:
+    """Return column ``value`` by format and optimizer: a row per step that has any, and a column per seed."""
+    return {
+        run: rows.pivot(index="step", columns="seed", values=value).dropna(how="all")
+        for run, rows in history.groupby(["format", "optimizer"], sort=False)
+    }
+
+
+def by_step(study: Study, comparison: Comparison) -> dict[tuple[str, str], pd.DataFrame]:
+    """Return the primary metric of completed runs at their best rates, on validation data, as `by_run` has it."""
+    return by_run(of_completed(at_best(study.history, comparison), study), study.primary.on_validation)
 
 
 def _end(axis: Axes, lost: pd.DataFrame, loss: str, look: Look) -> None:
@@ -211,11 +218,11 @@ def gains_over_run(study: Study, comparison: Comparison) -> Figure | None:
     names, arms = in_order(study.formats, (run[0] for run in differences)), list(comparison.references)
     styles, shown = looks(study.optimizers), []
     figure, axes = tiles(len(names), 1.9, sharex=True, sharey=True)
-    for (name, arm), by_step in differences.items():
-        axis, mean = axes[names.index(name)], by_step.mean(axis="columns")
-        _, low, high = np.array([interval(row) for row in by_step.to_numpy()]).T  # NaN, undrawn, of one seed
-        axis.fill_between(by_step.index, low, high, color=styles[arm].color, alpha=0.2, linewidth=0)
-        axis.plot(by_step.index, mean, **styles[arm].line(markevery=max(1, len(by_step) // 8)))
+    for (name, arm), values in differences.items():
+        axis, mean = axes[names.index(name)], values.mean(axis="columns")
+        _, low, high = np.array([interval(row) for row in values.to_numpy()]).T  # NaN, undrawn, of one seed
+        axis.fill_between(values.index, low, high, color=styles[arm].color, alpha=0.2, linewidth=0)
+        axis.plot(values.index, mean, **styles[arm].line(markevery=max(1, len(values) // 8)))
         shown += [*mean, low[-1], high[-1], 0]
     for axis, name in zip(axes, names, strict=True):
         axis.axhline(0, color="black", linewidth=0.9)
@@ -236,12 +243,10 @@ def courses(study: Study, comparison: Comparison) -> dict[tuple[str, str], pd.Da
         By format and optimizer, in grid order: a row per step at which both are evaluated, without the step before
         training, and a column per seed, in the unit of the primary metric.
     """
-    history, value = of_completed(at_best(study.history, comparison), study), study.primary.on_validation
-    history = history[history["step"] > 0]
-    losses = {run: by_seed(rows, value) for run, rows in history.groupby(["format", "optimizer"], sort=False)}
+    losses = {run: values[values.index > 0] for run, values in by_step(study, comparison).items()}
     differences = {
         (entry, arm): (losses[entry, arm] - losses[entry, plain]).dropna(how="all")
         for entry in study.formats for arm, plain in comparison.references.items()
         if (entry, arm) in losses and (entry, plain) in losses and not is_plain_in(study, entry, arm)
     }  # fmt: skip
-    return {run: by_step for run, by_step in differences.items() if len(by_step)}
+    return {run: values for run, values in differences.items() if len(values)}

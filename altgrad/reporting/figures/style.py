@@ -20,7 +20,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.colors import Colormap, to_hex, to_rgb
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
@@ -94,7 +94,6 @@ RC: dict[RcKeyType, Any] = {
 }
 WIDTH = 9.0  # inches; the page is laid out for it
 LEGEND_WIDTH, LEGEND_MARK = 106, 7  # characters of a legend's text across a figure, and what a mark takes of them
-SEQUENTIAL = "cividis"
 
 
 def looks(entries: list[str]) -> dict[str, Look]:
@@ -185,37 +184,6 @@ def spread_axis(axes: Axes, which: Literal["x", "y"], values: pd.Series) -> None
     axis.set_label_text(f"{axis.get_label_text()}\nlogarithmic beyond {threshold:g}")
     ends = min(1.4 * values.min(), -0.3 * threshold), 1.5 * max(values.max(), threshold)
     getattr(axes, f"set_{which}lim")(*ends)
-
-
-def heat_map(axes: Axes, table: np.ndarray, rows: list[str], columns: list[str], *, low: float, high: float,
-             text: np.ndarray | None, rotate: bool | None = None) -> Any:  # fmt: skip
-    """Draw ``table`` (rows x columns) with a label per row and column; NaN stays grey.
-
-    ``text`` is written into the cells, if it is given. Column labels stand upright if ``rotate`` is true; by default
-    they do where one is longer than a format's name.
-    """
-    if rotate is None:
-        rotate = max(len(line) for column in columns for line in column.split("\n")) > 5
-    axes.grid(False)
-    axes.set(facecolor="#eeeeee")
-    mesh = axes.pcolormesh(
-        np.ma.masked_invalid(table), vmin=low, vmax=high, cmap=SEQUENTIAL, edgecolors="white", linewidth=0.5
-    )
-    axes.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=90 if rotate else 0)
-    step = max(1, -(-len(rows) // 64))
-    axes.set_yticks(np.arange(0, len(rows), step) + 0.5, rows[::step])
-    axes.tick_params(length=0, labelsize=7.5)
-    axes.invert_yaxis()
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    if text is not None:
-        colors: Colormap = matplotlib.colormaps[SEQUENTIAL]
-        for (row, column), value in np.ndenumerate(table):
-            shade = colors((value - low) / (high - low)) if np.isfinite(value) else (0.9, 0.9, 0.9, 1)
-            light = 0.299 * shade[0] + 0.587 * shade[1] + 0.114 * shade[2] > 0.5
-            axes.text(column + 0.5, row + 0.5, text.item(row, column), ha="center", va="center", fontsize=6.5,
-                      color="black" if light else "white")  # fmt: skip
-    return mesh
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:
