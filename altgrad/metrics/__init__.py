@@ -2,7 +2,7 @@
 
     metric.Metric -> the rows in table.METRICS
 
-The functions that measure are elsewhere: ``training.monitor`` and ``training.updates`` while a run goes on,
+The functions that measure are elsewhere: ``training.monitor`` while a run goes on,
 ``diagnostics`` from its files, ``reporting`` from all runs together. ``python -m altgrad.metrics`` prints the table.
 """
 

@@ -42,7 +42,7 @@ ENDED_WITHIN = 10.0  # seconds in which a process that failed ends
 
 
 class Ranks:
-    """This process, number ``rank`` among ``count``, after `joined`; by default the only one."""
+    """This process, number ``rank`` among ``count``, after `connected`; by default the only one."""
 
     def __init__(self, rank: int = 0, count: int = 1) -> None:
         self.rank, self.count = rank, count
@@ -134,7 +134,7 @@ class _Loss(nn.Module):
 
 
 @contextmanager
-def joined(meeting: Path, rank: int, count: int, device: torch.device) -> Iterator[Ranks]:
+def connected(meeting: Path, rank: int, count: int, device: torch.device) -> Iterator[Ranks]:
     """Meet the other processes at the file ``meeting``; each uses its own GPU if ``device`` is one."""
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", LOOPBACK)
@@ -171,7 +171,7 @@ def started(cell: Cell, tokens: Path, scratch: Path, root: Path, device: torch.d
         # At the meeting this process would wait for one that has ended.
         if not all(other.stdout and other.stdout.readline() for other in others):
             raise RuntimeError("a process ended before it met the others")
-        with joined(meeting, 0, count, device) as ranks:
+        with connected(meeting, 0, count, device) as ranks:
             yield ranks
     except RuntimeError as error:
         ended = _first_ended(others)

@@ -66,7 +66,7 @@ def train_beside(arguments: list[str]) -> None:
     scratch, tokens, root, rank = Path(arguments[0]), Path(arguments[1]), Path(arguments[2]), int(arguments[3])
     cell = Cell.read(scratch / ranks.CELL)
     device, compute, compiled = settle(cell, root)
-    with ranks.joined(scratch / ranks.MEETING, rank, cell.train.devices, device) as mine:
+    with ranks.connected(scratch / ranks.MEETING, rank, cell.train.devices, device) as mine:
         trainer = make_trainer(cell, tokens, scratch, device, compute, compiled, mine)
         with suppress(Interrupted):
             trainer.run(cell.key)

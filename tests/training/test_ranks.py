@@ -61,7 +61,7 @@ def after_two_steps(name: str, mine: ranks.Ranks) -> dict[str, Tensor]:
 
 def work(rank: int, meeting: Path, out: Path) -> None:
     torch.set_num_threads(1)
-    with ranks.joined(meeting, rank, COUNT, torch.device("cpu")) as mine:
+    with ranks.connected(meeting, rank, COUNT, torch.device("cpu")) as mine:
         found = {name: after_two_steps(name, mine) for name in TENSORS}
         if mine.first:
             torch.save(found, out)
