@@ -203,7 +203,7 @@ def record_of(name: str, folder: Path = RECORDS) -> Record:
 
     Raises :class:`UserError` unless there is exactly one, with a run that was taken apart.
     """
-    records = {record["device"]: record for path in sorted(folder.glob("gpu_*.json")) if (record := read_json(path))}
+    records = {record["device"]: record for record in map(read_json, sorted(folder.glob("gpu_*.json")))}
     named = [device for device in records if name.lower() in device.lower()]
     if len(named) != 1:
         known = ", ".join(records) or f"none; `make gpu` writes one on a machine with a GPU, to {folder}"

@@ -93,13 +93,12 @@ class RayCluster:
         self._machines: dict[str, _Machine] = {}
         self._unusable: set[str] = set()
         self._lost: Counter[str] = Counter()  # how often each task was lost, by name
-        self._class_of: dict[int, str] = {}  # by seed
+        self._class_of: dict[int, str] | None = None  # the class of machine by seed, read when first needed
         self._seeds: dict[str, int] = {}  # by cell
         self._outcomes: list[Outcome] = []
         self._looked = -LOOK_EVERY
         self._cancelled: int | None = None
         self._stopped: set[str] = set()  # tasks that alone were told to stop
-        self._before: dict[int, str] | None = None  # the classes of cells that were trained before, by seed
         self._shared: Any = None
         self._ray: ModuleType | None = None
 
@@ -250,22 +249,18 @@ class RayCluster:
 
     def _class(self, task: Task, ready: list[_Machine]) -> str:
         """Return the class of machine that the task's seed runs on, the emptiest if it has none yet."""
-        if self._before is None:
-            self._before = _classes_before()
+        if self._class_of is None:
+            self._class_of = _classes_before()
         if task.key not in self._seeds:
             self._seeds[task.key] = _seed(task.key)
         seed, classes = self._seeds[task.key], Counter[str]()
         for machine in ready:
             classes[machine.known.machine_class] += machine.known.slots
         if self._class_of.get(seed) not in classes:
-            before = self._class_of.get(seed) or self._before.get(seed)
-            if before is not None and before not in classes:
-                _say(f"seed {seed}: no machine like {before} is left; its other cells run on another class")
-            if before is not None and before in classes:
-                self._class_of[seed] = before
-            else:
-                taken = Counter(self._class_of.values())
-                self._class_of[seed] = min(classes, key=lambda name: taken[name] / classes[name])
+            if gone := self._class_of.get(seed):
+                _say(f"seed {seed}: no machine like {gone} is left; its other cells run on another class")
+            taken = Counter(self._class_of.get(other) for other in set(self._seeds.values()) - {seed})
+            self._class_of[seed] = min(classes, key=lambda name: taken[name] / classes[name])
         return self._class_of[seed]
 
     def _ask(self) -> None:

@@ -89,7 +89,7 @@ def test_a_seed_that_has_begun_stays_where_it_was_trained(cluster_of):
 
 def test_where_its_class_has_left_a_seed_goes_on_elsewhere_and_that_is_said(cluster_of, capsys):
     cluster = cluster_of(a="x")
-    cluster._class_of[0] = "gone"
+    cluster._class_of = {0: "gone"}
     cluster.submit([task("E4M3", 0)])
     assert set(run_all(cluster).values()) == {"x"}
     assert "seed 0: no machine like gone is left" in capsys.readouterr().err
