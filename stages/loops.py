@@ -8,7 +8,7 @@ from altgrad.common.fingerprint import project_root
 
 
 def main() -> None:
-    """Build the loops of all packages where training looks for them, in the order in which a step uses them."""
+    """Build the loops of all packages where training looks for them, those first that a step takes first."""
     from altgrad.numerics.cpu import kernels, sums
     from altgrad.optim import update_cpu
     from altgrad.training import machine
