@@ -134,9 +134,9 @@ class RayCluster:
         if time.monotonic() - self._looked < LOOK_EVERY:
             return
         self._looked = time.monotonic()
-        for found in ray.nodes():
-            name, has = found["NodeID"], found["Resources"]
-            if name in self._machines or name in self._unusable or not found["Alive"] or has.get("CPU", 0) < 1:
+        for machine in ray.nodes():
+            name, has = machine["NodeID"], machine["Resources"]
+            if name in self._machines or name in self._unusable or not machine["Alive"] or has.get("CPU", 0) < 1:
                 continue
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -144,7 +144,7 @@ class RayCluster:
             where = NodeAffinitySchedulingStrategy(name, soft=False)
             options = {"num_cpus": has["CPU"], "num_gpus": has.get("GPU", 0), "scheduling_strategy": where}
             actor = ray.remote(Node).options(**options).remote(
-                found["NodeManagerAddress"], slots, self._threads, self._gpus, self._keep_every, self._cell_mb
+                machine["NodeManagerAddress"], slots, self._threads, self._gpus, self._keep_every, self._cell_mb
             )  # fmt: skip
             self._machines[name] = _Machine(actor, answer=actor.about.remote())
 
@@ -279,11 +279,11 @@ def _seed(key: str) -> int:
 
 def _classes_before() -> dict[int, str]:
     """Return the class of machine that cells of each seed were trained on before, by seed."""
-    found: dict[int, str] = {}
+    classes: dict[int, str] = {}
     for timing in sorted(Path("data/runs").glob("*/timing.json")):
         with suppress(KeyError, UserError):
-            found.setdefault(_seed(timing.parent.name), read_json(timing)["machine_class"])
-    return found
+            classes.setdefault(_seed(timing.parent.name), read_json(timing)["machine_class"])
+    return classes
 
 
 def _say(what: str) -> None:
