@@ -72,11 +72,11 @@ def _run(options: argparse.Namespace) -> None:
         if tasks:
             jobs = None if options.gpu else pool.jobs
             before = time.time() - psutil.Process().create_time()
-            found = budget.estimate_on(record, tasks, jobs) if record else budget.estimate(tasks, pool.jobs)
+            estimated = budget.estimate_on(record, tasks, jobs) if record else budget.estimate(tasks, pool.jobs)
             if not options.gpu:
-                found = budget.with_the_rest(found, before)
+                estimated = budget.with_the_rest(estimated, before)
             disk = costs.disk_sentence(costs.disk_needed(tasks, pool.jobs))
-            print(f"{budget.said(found, tasks, params.budget)}; {disk}")
+            print(f"{budget.said(estimated, tasks, params.budget)}; {disk}")
         else:
             print("no cell has to run")
         if record:

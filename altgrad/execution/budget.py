@@ -104,13 +104,13 @@ def estimate(
         return by(seconds_of(asked) if seconds_of else {})
     if any(Train(**{name: cell["train"][name] for name in ("steps", "compile")}).compiles for cell in asked.values()):
         # To compile may take longer than a small grid, and its cells take no longer than uncompiled ones.
-        found = by(probed(list(asked), jobs, eager=True), COMPILING / jobs)
-        if found.of(tasks) < WORTH_COMPILING:
-            return found
+        estimated = by(probed(list(asked), jobs, eager=True), COMPILING / jobs)
+        if estimated.of(tasks) < WORTH_COMPILING:
+            return estimated
     return by(probed(list(asked), jobs))
 
 
-def with_the_rest(found: Estimate, before: float) -> Estimate:
+def with_the_rest(estimated: Estimate, before: float) -> Estimate:
     """Return the estimate with the other work of `make repro`; ``before``: seconds that came before the cells.
 
     DVC looks at the grid after training, after diagnosis and once more, each time as long as now.
@@ -118,7 +118,7 @@ def with_the_rest(found: Estimate, before: float) -> Estimate:
     began = time.monotonic()
     rest()
     after = 3 * (time.monotonic() - began) + report_seconds(len(read_json(Path("data/grid/index.json"))["cells"]))
-    return replace(found, before=before, after=after)
+    return replace(estimated, before=before, after=after)
 
 
 def choose(tasks: Sequence[Task], jobs: int, budget: Budget) -> list[Task]:
@@ -126,34 +126,34 @@ def choose(tasks: Sequence[Task], jobs: int, budget: Budget) -> list[Task]:
 
     Raises :class:`UserError` if there is room for none.
     """
-    found = estimate(tasks, jobs)
-    print(said(found, tasks, budget), flush=True)
-    kept = found.fitting(tasks, budget.limit)
+    estimated = estimate(tasks, jobs)
+    print(said(estimated, tasks, budget), flush=True)
+    kept = estimated.fitting(tasks, budget.limit)
     if not kept:
         raise UserError(f"the budget has room for no cell; raise {_what_limits(budget)} or make the cells smaller")
     return kept
 
 
-def said(found: Estimate, tasks: Sequence[Task], budget: Budget) -> str:
+def said(estimated: Estimate, tasks: Sequence[Task], budget: Budget) -> str:
     """Return sentences that say what ``tasks`` take and cost, and which of them the budget has room for."""
-    kept = found.fitting(tasks, budget.limit)
+    kept = estimated.fitting(tasks, budget.limit)
 
     def amount(some: Sequence[Task]) -> str:
-        seconds = found.of(some)
+        seconds = estimated.of(some)
         return duration(seconds) + (f" and cost {budget.price * seconds / 3600:.2f}" if budget.price else "")
 
     count = len({task.key for task in tasks})
-    text = f"{count} cells will take about {amount(tasks)}, {found.jobs} at a time"
-    if found.after:
-        between = found.of(tasks) - found.before - found.after
+    text = f"{count} cells will take about {amount(tasks)}, {estimated.jobs} at a time"
+    if estimated.after:
+        between = estimated.of(tasks) - estimated.before - estimated.after
         text += (
-            f" ({duration(found.before)} until they start, {duration(between)} of training and diagnosis, "
-            f"{duration(found.after)} of DVC and the report; {found.timed})"
+            f" ({duration(estimated.before)} until they start, {duration(between)} of training and diagnosis, "
+            f"{duration(estimated.after)} of DVC and the report; {estimated.timed})"
         )
     if len(kept) == len(tasks):
         return text
     left = {task.key for task in tasks} - {task.key for task in kept}
-    seeds = sorted({found.cells[key]["seed"] for key in left})
+    seeds = sorted({estimated.cells[key]["seed"] for key in left})
     return (
         f"{text}; {_what_limits(budget)} has room for {count - len(left)} of them, about {amount(kept)}. "
         f"Left out: {len(left)}, of seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
@@ -194,8 +194,8 @@ def probed(keys: Sequence[str], jobs: int, *, eager: bool = False) -> dict[str, 
             raise UserError(f"no estimate could be made: {lines[-1].removeprefix('error: ')} (all of it is in {log})")
     probes = [{part["key"]: part for part in map(json.loads, answer.splitlines())} for answer in answers]
     measured = {key: [probe[key] for probe in probes if key in probe] for key in keys}
-    found = {key: Kind.of(parts) for key, parts in measured.items() if parts}
-    return {key: replace(kind, load=min(kind.load, COMPILES)) for key, kind in found.items()}  # compiled by now
+    kinds = {key: Kind.of(parts) for key, parts in measured.items() if parts}
+    return {key: replace(kind, load=min(kind.load, COMPILES)) for key, kind in kinds.items()}  # compiled by now
 
 
 def record_of(name: str, folder: Path = RECORDS) -> Record:
@@ -203,7 +203,7 @@ def record_of(name: str, folder: Path = RECORDS) -> Record:
 
     Raises :class:`UserError` unless there is exactly one, with a run that was taken apart.
     """
-    records = {record["device"]: record for path in sorted(folder.glob("gpu_*.json")) if (record := read_json(path))}
+    records = {record["device"]: record for record in map(read_json, sorted(folder.glob("gpu_*.json")))}
     named = [device for device in records if name.lower() in device.lower()]
     if len(named) != 1:
         known = ", ".join(records) or f"none; `make gpu` writes one on a machine with a GPU, to {folder}"

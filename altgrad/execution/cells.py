@@ -265,10 +265,10 @@ def _rows(history: Path, scratch: Path) -> list[tuple[float, float | None]]:
                 (float(row["step"]), float(loss) if (loss := row["train_loss"]) else None)
                 for row in csv.DictReader(file)
             ]
-    found = []
+    rows = []
     with suppress(OSError):  # it may end while it is read, or have nothing yet
         for line in (scratch / HISTORY_FILE).read_text(encoding="utf-8").splitlines():
             with suppress(json.JSONDecodeError):  # the last line may be cut off
                 row = json.loads(line)
-                found.append((row[STEP], row[TRAIN_LOSS]))
-    return found
+                rows.append((row[STEP], row[TRAIN_LOSS]))
+    return rows

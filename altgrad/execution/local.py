@@ -87,9 +87,9 @@ class LocalPool:
     def _worker(self, slot: int) -> _Worker:
         if slot not in self._workers:
             first, there = slot * self._gpus_each, self._gpus
-            own = [there[(first + i) % len(there)] for i in range(self._gpus_each)] if there else []
-            environment = {"CUDA_VISIBLE_DEVICES": ",".join(own)} if own else {}
-            if own and self._sharing > 1:
+            gpus = [there[(first + i) % len(there)] for i in range(self._gpus_each)] if there else []
+            environment = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+            if gpus and self._sharing > 1:
                 environment[GPU_SHARE] = str(1 / self._sharing)
             self._workers[slot] = _Worker(self.context, environment)
         return self._workers[slot]

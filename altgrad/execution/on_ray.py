@@ -93,13 +93,12 @@ class RayCluster:
         self._machines: dict[str, _Machine] = {}
         self._unusable: set[str] = set()
         self._lost: Counter[str] = Counter()  # how often each task was lost, by name
-        self._class_of: dict[int, str] = {}  # by seed
+        self._class_of: dict[int, str] | None = None  # the class of machine by seed, read when first needed
         self._seeds: dict[str, int] = {}  # by cell
         self._outcomes: list[Outcome] = []
         self._looked = -LOOK_EVERY
         self._cancelled: int | None = None
         self._stopped: set[str] = set()  # tasks that alone were told to stop
-        self._before: dict[int, str] | None = None  # the classes of cells that were trained before, by seed
         self._shared: Any = None
         self._ray: ModuleType | None = None
 
@@ -135,9 +134,9 @@ class RayCluster:
         if time.monotonic() - self._looked < LOOK_EVERY:
             return
         self._looked = time.monotonic()
-        for found in ray.nodes():
-            name, has = found["NodeID"], found["Resources"]
-            if name in self._machines or name in self._unusable or not found["Alive"] or has.get("CPU", 0) < 1:
+        for machine in ray.nodes():
+            name, has = machine["NodeID"], machine["Resources"]
+            if name in self._machines or name in self._unusable or not machine["Alive"] or has.get("CPU", 0) < 1:
                 continue
             from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -145,7 +144,7 @@ class RayCluster:
             where = NodeAffinitySchedulingStrategy(name, soft=False)
             options = {"num_cpus": has["CPU"], "num_gpus": has.get("GPU", 0), "scheduling_strategy": where}
             actor = ray.remote(Node).options(**options).remote(
-                found["NodeManagerAddress"], slots, self._threads, self._gpus, self._keep_every, self._cell_mb
+                machine["NodeManagerAddress"], slots, self._threads, self._gpus, self._keep_every, self._cell_mb
             )  # fmt: skip
             self._machines[name] = _Machine(actor, answer=actor.about.remote())
 
@@ -250,22 +249,18 @@ class RayCluster:
 
     def _class(self, task: Task, ready: list[_Machine]) -> str:
         """Return the class of machine that the task's seed runs on, the emptiest if it has none yet."""
-        if self._before is None:
-            self._before = _classes_before()
+        if self._class_of is None:
+            self._class_of = _classes_before()
         if task.key not in self._seeds:
             self._seeds[task.key] = _seed(task.key)
         seed, classes = self._seeds[task.key], Counter[str]()
         for machine in ready:
             classes[machine.known.machine_class] += machine.known.slots
         if self._class_of.get(seed) not in classes:
-            before = self._class_of.get(seed) or self._before.get(seed)
-            if before is not None and before not in classes:
-                _say(f"seed {seed}: no machine like {before} is left; its other cells run on another class")
-            if before is not None and before in classes:
-                self._class_of[seed] = before
-            else:
-                taken = Counter(self._class_of.values())
-                self._class_of[seed] = min(classes, key=lambda name: taken[name] / classes[name])
+            if gone := self._class_of.get(seed):
+                _say(f"seed {seed}: no machine like {gone} is left; its other cells run on another class")
+            taken = Counter(self._class_of.get(other) for other in set(self._seeds.values()) - {seed})
+            self._class_of[seed] = min(classes, key=lambda name: taken[name] / classes[name])
         return self._class_of[seed]
 
     def _ask(self) -> None:
@@ -284,11 +279,11 @@ def _seed(key: str) -> int:
 
 def _classes_before() -> dict[int, str]:
     """Return the class of machine that cells of each seed were trained on before, by seed."""
-    found: dict[int, str] = {}
+    classes: dict[int, str] = {}
     for timing in sorted(Path("data/runs").glob("*/timing.json")):
         with suppress(KeyError, UserError):
-            found.setdefault(_seed(timing.parent.name), read_json(timing)["machine_class"])
-    return found
+            classes.setdefault(_seed(timing.parent.name), read_json(timing)["machine_class"])
+    return classes
 
 
 def _say(what: str) -> None:

@@ -87,8 +87,8 @@ class Handler(BaseHTTPRequestHandler):
         zipped = "gzip" in self.headers.get("Accept-Encoding", "") and len(body) > 1000
         body = gzip.compress(body, 5) if zipped else body
         self.send_response(status)
-        own = {"Content-Type": kind, "Content-Length": str(len(body))}
-        for name, value in (HEADERS | own | ({"Content-Encoding": "gzip"} if zipped else {})).items():
+        content = {"Content-Type": kind, "Content-Length": str(len(body))}
+        for name, value in (HEADERS | content | ({"Content-Encoding": "gzip"} if zipped else {})).items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)

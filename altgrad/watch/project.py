@@ -19,7 +19,7 @@ from typing import Any
 from altgrad.common.errors import UserError
 from altgrad.common.files import read_json
 from altgrad.config.tasks import HISTORY, ON_VALIDATION, Compared
-from altgrad.execution.executor import Task
+from altgrad.execution.executor import HISTORY_FILE, Task
 
 AT_ONCE = 1 << 20  # bytes that one look reads at most; the next look goes on
 COLUMNS = (*HISTORY, *ON_VALIDATION.values())  # the last of them of a classifier alone
@@ -177,7 +177,7 @@ class _Followed:
                 cell.metrics, cell.timing, cell.flags = {}, {}, []
                 self._lines = None
             if scratch:
-                rows, restarted = self._read(scratch / "history.jsonl")
+                rows, restarted = self._read(scratch / HISTORY_FILE)
                 again = again or restarted
             cell.state = self._state(scratch)
             cell.why = self._failures[0].read_text(encoding="utf-8").strip() if cell.state == FAILED else ""
@@ -227,9 +227,9 @@ class _Followed:
     def _state(self, scratch: Path | None) -> str:
         if self._failures[0].exists():
             return FAILED
-        if scratch is None or _changed(scratch / "history.jsonl") < _changed(self._planned):
+        if scratch is None or _changed(scratch / HISTORY_FILE) < _changed(self._planned):
             return WAITS
-        last = max(_changed(scratch / "history.jsonl"), _changed(self._log))
+        last = max(_changed(scratch / HISTORY_FILE), _changed(self._log))
         return TRAINS if time.time() - last < SILENT else PAUSED
 
 
@@ -255,8 +255,8 @@ def _changed(path: Path) -> float:
 def _scratch_folders(root: Path) -> dict[str, Path]:
     """Return the scratch folder of each cell that was written to last: one of other settings may lie beside it."""
     found: dict[str, Path] = {}
-    for history in (root / "scratch").glob("*/history.jsonl"):
+    for history in (root / "scratch").glob(f"*/{HISTORY_FILE}"):
         key = history.parent.name.rpartition("-")[0]
-        if key not in found or _changed(found[key] / "history.jsonl") < _changed(history):
+        if key not in found or _changed(found[key] / HISTORY_FILE) < _changed(history):
             found[key] = history.parent
     return found

@@ -124,10 +124,7 @@ def test_the_user_hears_what_it_takes_and_costs_and_what_is_left_out(grid):
     text = said(found, grid, Budget(price=9, cap=0.07))
     assert "budget.cap has room for 4 of them, about 24 s and cost 0.06. Left out: 8, of seeds 1, 2" in text
     assert [duration(s) for s in (12.3, 100, 9000)] == ["12 s", "1.7 min", "2.5 h"]
-
-
-def test_all_of_a_run_is_counted_and_its_parts_are_said(grid):
-    found = replace(an_estimate(grid), before=20, after=9, timed="by a few steps of 4 of 4 kinds of cells")
+    found = replace(found, before=20, after=9, timed="by a few steps of 4 of 4 kinds of cells")
     assert found.of(grid) == 20 + 4 + 12 * 10 / 2 + 9
     assert said(found, grid, Budget()) == (
         "12 cells will take about 1.6 min, 2 at a time (20 s until they start, 64 s of training and diagnosis, 9 s of "

@@ -102,6 +102,17 @@ def test_a_stage_that_has_not_run_is_pending_until_its_outputs_are_saved(folder:
     assert [task.key for task in first_tasks()[0]] == ["b"]
 
 
+def test_the_repository_is_opened_once_and_sees_what_has_changed(folder: Path, monkeypatch):
+    opened, original = [], dvc_api.Repo
+    monkeypatch.setattr(dvc_api, "Repo", lambda root: opened.append(root) or original(root))
+    assert [task.key for task in first_tasks()[0]] == ["a", "b"]
+    dvc_api.reproduce(["train"])
+    assert first_tasks() == ([], [])
+    (folder / "params.yaml").write_text("setting: 2\n")
+    (folder / "dvc.yaml").write_text(PIPELINE.replace("[a, b]", "[b]"))
+    assert [task.key for task in first_tasks()[0]] == ["b"] and len(opened) == 1
+
+
 def test_what_the_run_cache_has_is_put_back(folder: Path):
     with Repo() as repo:
         repo.reproduce()

@@ -150,29 +150,28 @@ def test_the_chart_draws_what_is_chosen_and_tells_the_line_under_the_pointer(gam
     shown.page.locator("#legend button", has_text="E4M3").click()
     shown.redrawn()
     assert orange and not shown.page.evaluate(ORANGE)
-    box = shown.page.locator("canvas").bounding_box()
-    for share in range(5, 100, 5):
-        for height in range(5, 100, 5):
-            shown.page.mouse.move(box["x"] + box["width"] * share / 100, box["y"] + box["height"] * height / 100)
-    assert "bf16-adamw" in shown.text("#under"), "and no hidden line"
-
-
-def test_a_line_stands_out_while_the_pointer_is_at_it(game, shown):
-    for key in game.keys[:3]:
-        game.finish(key)
-    shown.wait("#summary", "3 of 4")
-    shown.page.select_option("#measure", "val")
+    assert {text.partition("-")[0] for text in pointed_at(shown) if "-adamw" in text} == {"bf16"}, "no hidden line"
+    shown.page.locator("#legend button", has_text="E4M3").click()
+    for measure in ("norm", "val"):  # another measure forgets the last line that was pointed at
+        shown.page.select_option("#measure", measure)
     shown.redrawn()
-    box = shown.page.locator("canvas").bounding_box()
-    for share, height in itertools.product(range(5, 100, 5), repeat=2):  # until a line of bf16 is the nearest
-        shown.page.mouse.move(box["x"] + box["width"] * share / 100, box["y"] + box["height"] * height / 100)
-        if shown.text("#under").startswith("bf16"):
-            break
-    shown.redrawn()
-    assert shown.text("#under").startswith("bf16") and not shown.page.evaluate(ORANGE)
+    assert pointed_at(shown, until="bf16")[-1].startswith("bf16")
+    assert not shown.page.evaluate(ORANGE), "a line stands out while the pointer is at it"
     shown.page.mouse.move(0, 0)
     shown.redrawn()
     assert shown.page.evaluate(ORANGE)
+
+
+def pointed_at(shown: Shown, until: str = "none") -> list[str]:
+    """Move the pointer over the chart, up to a line ``until``; return the text of each line that was the nearest."""
+    box, texts = shown.page.locator("canvas").bounding_box(), []
+    for share, height in itertools.product(range(5, 100, 5), repeat=2):
+        shown.page.mouse.move(box["x"] + box["width"] * share / 100, box["y"] + box["height"] * height / 100)
+        texts.append(shown.text("#under"))
+        if texts[-1].startswith(until):
+            break
+    shown.redrawn()
+    return texts
 
 
 def test_a_metric_that_several_layers_have_a_flag_of_is_said_once(game, shown):
