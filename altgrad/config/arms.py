@@ -76,84 +76,84 @@ class Arm(Settings):
     (Bernstein et al., NeurIPS 2020: multiplicative), ``muon`` (Jordan et al. 2024: an orthogonal momentum, scaled to
     AdamW's updates as in Liu et al. 2025).
 
-    Decay is decoupled from the update (Loshchilov and Hutter). A step multiplies a weight by 1 - ``weight_decay`` times
-    the learning rate, as in torch's AdamW. ``decay`` and ``plain_decay`` give the shares themselves instead, so that
-    arms with learning rates of different meaning keep equal shares of their weights. A ``plain_lr`` gives embeddings
-    and norms the same learning rate in every arm, which makes arms comparable.
+    Decay is decoupled from the update (Loshchilov & Hutter). A step takes away a share of each weight: ``weight_decay``
+    times the learning rate, as in torch's AdamW. ``decay`` and ``plain_decay`` state the shares themselves, so arms
+    whose learning rates differ in meaning keep equal shares of their weights. With a ``plain_lr`` embeddings and norms
+    learn at the same rate in every arm, which makes arms comparable.
     """
 
     lr: LearningRate = Field(
-        description="peak learning rate, which the cell's lr_scale multiplies; in rungs per step for rung, in log |w| "
-        "for madam"
+        description="peak learning rate, which the cell's lr_scale multiplies; base rung: rungs per step; base madam: "
+        "step of log |w|"
     )
-    base: BaseName = Field("adamw", description="the optimizer")
+    base: BaseName = Field("adamw", description="the base optimizer")
     plain_lr: LearningRate | None = Field(
-        None, description="peak learning rate of all but the weights of linear layers; default: lr"
+        None, description="peak learning rate of everything but the weights of linear layers; default: lr"
     )
     betas: tuple[Decay, Decay] = Field(default_factory=_of_base("betas"), description="decay rates of the two moments")
     eps: float = Field(1e-8, ge=0, le=1, description="added to the root of the second moment")
     weight_decay: float | None = Field(
-        None,
-        ge=0,
-        le=1e6,
-        description="times the learning rate the share of a matrix that a step takes away, as of torch's AdamW; "
-        "vectors do not decay; default: the base's, of its plain form where that acts",
-    )
+        None, ge=0, le=1e6,
+        description="share of a matrix that a step takes away, per unit of the learning rate, as in torch's AdamW; "
+        "vectors do not decay; default: that of the base, or of its plain form where that acts",
+    )  # fmt: skip
     decay: Decay | None = Field(
         None,
-        description="in place of weight_decay: share of a linear layer's weight that a step at the peak learning rate "
-        "takes away, whatever that is; others take as much less as their learning rate is lower",
+        description="instead of weight_decay: share of a linear layer's weight that a step at the peak learning rate "
+        "takes away; other steps take less, in proportion to their learning rate",
     )
-    plain_decay: Decay | None = Field(
-        None, description="goes with decay: the same of other matrices, such as embeddings"
-    )
+    plain_decay: Decay | None = Field(None, description="with decay: the same for other matrices, such as embeddings")
     momentum: float = Field(
-        default_factory=_of_base("momentum"), ge=0, lt=1, description="of sgd, riemann_sgd and muon, Nesterov's there"
+        default_factory=_of_base("momentum"), ge=0, lt=1,
+        description="bases sgd, riemann_sgd and muon: decay rate of the momentum, which is Nesterov's in muon",
+    )  # fmt: skip
+    stiffness: Formula | None = Field(
+        None, description="formula of the factor of each weight's update; none: the arm does not look at the spacing"
     )
-    stiffness: Formula | None = Field(None, description="formula; without one the arm does not look at the spacing")
-    acts: Literal["gradient", "update"] = Field("update", description="before the moments or after them")
-    power: int = Field(1, ge=1, le=2, description="of the stiffness; 2 with sgd is gradient descent in rungs")
+    acts: Literal["gradient", "update"] = Field(
+        "update", description="what the stiffness multiplies: the gradient before the moments, or the update after them"
+    )
+    power: int = Field(1, ge=1, le=2, description="power of the stiffness; 2 with sgd is gradient descent in rungs")
     normalise: Literal["rms", "none"] = Field(
-        "rms", description="what the stiffness of a tensor is divided by: its root mean square, or nothing"
+        "rms", description="divide the stiffness of a tensor by its root mean square, or by nothing"
     )
-    foreign: FormatSetting | None = Field(None, description="the other format of stiffness: foreign")
+    foreign: FormatSetting | None = Field(None, description="stiffness: foreign: the format that it is taken from")
     knee: float | None = Field(
         None, ge=0, le=62, description="stiffness: profile: where it levels off, in binades below the largest weight"
     )
     slope: float | None = Field(
-        None, ge=0, le=2, description="stiffness: profile: the power of a weight's size that it follows above its knee"
+        None, ge=0, le=2, description="stiffness: profile: above the knee it is a weight's size to this power"
     )
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant",
-        description="of the exponent a of S^a over the run: 1 throughout, or from 1 to 0, where the arm has become its "
-        "plain form",
+        description="exponent a of the stiffness S^a over the run: 1 throughout, or falling from 1 to 0, where the arm "
+        "is its plain form",
     )
     match_rms: bool = Field(
-        False, description="rescale the update to the root mean square of AdamW's, tensor by tensor"
+        False, description="rescale the update of each tensor to the root mean square of AdamW's update"
     )
     weights: Literal["master", "quantized"] = Field(
         "master", description="what the optimizer keeps: float32 weights, or values on the quantization grid"
     )
     store: Literal["float32", "codes"] = Field(
-        "float32",
-        description="weights: quantized: what they lie in between steps; codes take a byte, and are not compiled",
-    )
+        "float32", description="weights: quantized: how they are stored between steps; codes take a byte each, and "
+        "are not compiled",
+    )  # fmt: skip
     rounding: Literal["nearest", "stochastic", "selective"] = Field(
         "nearest",
-        description="weights: quantized: of what is written back; selective: stochastic where a step is below half the "
-        "spacing at its weight, so that nearest would lose it, and nearest elsewhere",
+        description="weights: quantized: how a new weight is rounded; selective: stochastically where a step is below "
+        "half the spacing at its weight, so that nearest would lose it, and to nearest elsewhere",
     )
     feedback: Literal["momentum"] | None = Field(
-        None,
-        description="weights: quantized: the momentum makes up for what writing back rounded away, as in ECO (Nikdan "
-        "et al. 2026); without it that is lost",
-    )
+        None, description="weights: quantized: add the rounding error to the momentum, as in ECO (Nikdan et al. 2026); "
+        "none: it is lost",
+    )  # fmt: skip
     held_scale: Literal["fixed", "reestimated"] = Field(
         "reestimated",
-        description="weights: quantized: the scale of the initial weights; or halved or doubled when the largest "
+        description="weights: quantized: keep the scale of the initial weights; or halve or double it when the largest "
         "weight has left the range or its upper quarter",
     )
-    max_rungs: int = Field(8, ge=1, le=1 << 15, description="rung: the most rungs that a weight moves in a step")
+    max_rungs: int = Field(8, ge=1, le=1 << 15, description="base rung: the most rungs that a weight moves in a step")
     state: State | None = Field(None, description="formats of the moments of all parameters; none: float32")
 
     @model_validator(mode="after")

@@ -180,7 +180,7 @@ def clamped_head(cell: Cell) -> ClampedHead | None:
     for rules in [] if cell.task else [cell.rules, *(switch.rules for switch in cell.schedule)]:
         grad = last_matching([HEAD], [(rule.layers, 1.0, rule.grad) for rule in rules]).get(HEAD)
         if grad is not None and grad.scale == "E8M0" and grad.scale_rounding == "floor":
-            fmt = cell.formats[getattr(grad.format, "name", grad.format)]
+            fmt = grad.with_formats(cell.formats).format
             cut = float(cut_off(right_token(tokens, SMALL, label=label), fmt, grad.scale_rounding))
             found.append(ClampedHead(tokens, grad.scale_rounding, cut, unclamped(tokens, fmt, label)))
     return max((one for one in found if one.cut > LEAST), key=lambda one: one.cut, default=None)
