@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from altgrad.config.base import FormatSetting, Settings
 from altgrad.config.state import State
@@ -156,69 +156,58 @@ class Arm(Settings):
     max_rungs: int = Field(8, ge=1, le=1 << 15, description="base rung: the most rungs that a weight moves in a step")
     state: State | None = Field(None, description="formats of the moments of all parameters; none: float32")
 
-    @model_validator(mode="after")
-    def _settings_go_together(self) -> Arm:
+    def mistakes(self) -> Iterator[str]:
+        """Yield a sentence for each setting that contradicts another one."""
+        base, row = f"base {self.base}", BASES[self.base]
         changed = self.changed()
         for names, unused, why in self._unused_settings():
-            for name in names:
-                if unused and name in changed:
-                    raise ValueError(f"{name}: {getattr(self, name)} {why}")
-        for is_wrong, sentence in self._contradictions():
-            if is_wrong:
-                raise ValueError(sentence)
-        return self
+            yield from (f"{name}: {getattr(self, name)} {why}" for name in names if unused and name in changed)
+        if (self.decay is None) != (self.plain_decay is None):
+            yield "decay and plain_decay need each other"
+        if self.decay is not None and self.weight_decay is not None:
+            yield "weight_decay times the learning rate and decay mean two shares; remove one of them"
+        if (self.stiffness == "foreign") != (self.foreign is not None):
+            yield "stiffness: foreign and foreign: FORMAT need each other"
+        if {self.knee is not None, self.slope is not None} != {self.stiffness == "profile"}:
+            yield "stiffness: profile and its knee and slope need each other"
+        if self.stiffness == "rms" and self.match_rms:
+            yield "stiffness: rms is one number per tensor, which match_rms takes out; set it to false"
+        if self.stiffness == "rms" and self.normalise == "rms":
+            yield "stiffness: rms is one number per tensor, which normalise: rms takes out; set it to none"
+        if row.metric and self.stiffness is None:
+            yield f"{base} takes its metric from a stiffness; name a formula"
+        if not self.has_own_step and self.base not in PLAIN:
+            yield f"{base} without a stiffness would be its plain form; name a formula"
+        if row.unit != "weight" and self.stiffness is not None:
+            yield f"{base} has its own unit of a step, which no stiffness scales; remove stiffness"
+        if row.unit == "rungs" and self.weights != "quantized":
+            yield f"{base} moves weights that live on the quantization grid; set weights: quantized"
+        if row.unit == "rungs" and self.match_rms:
+            yield f"{base} counts its steps in rungs; match_rms has nothing to match"
+        if row.unit == "rungs" and self.rounding != "stochastic":
+            yield f"{base} rounds its steps stochastically; set rounding: stochastic"
+        if self.feedback and (self.base not in PLAIN or self.stiffness is not None or self.match_rms):
+            yield "feedback: momentum is of adamw and sgd, without stiffness and match_rms; remove it"
+        if self.feedback and not (self.momentum if row.state == MOMENTUM else self.betas[0]):
+            yield "feedback: momentum needs one; set momentum, or with adamw the first of betas, above 0"
+        kept = {*row.state, *BASES[row.plain].state} - (set() if self.momentum else {*MOMENTUM})
+        if self.state is not None and self.state.m is not None and not kept & {"exp_avg", *MOMENTUM}:
+            yield f"{base} without momentum keeps no m; remove state.m"
+        if self.state is not None and self.state.v is not None and "exp_avg_sq" not in kept:
+            yield f"{base} keeps no v; remove state.v"
 
     def _unused_settings(self) -> Iterator[tuple[tuple[str, ...], bool, str]]:
-        """Yield the settings that only some arms use: their names, whether this arm does not use them, and why."""
+        """Yield the settings that only some arms use: their names, whether this arm leaves them unused, and why."""
         row, nothing = BASES[self.base], "means nothing to an arm that"
-        scaling = ("acts", "power", "normalise", "schedule")
-        yield scaling, self.stiffness is None, f"{nothing} has no stiffness; remove it"
+        of_stiffness = ("acts", "power", "normalise", "schedule")
+        yield of_stiffness, self.stiffness is None, f"{nothing} has no stiffness; remove it"
         yield ("acts", "power"), row.metric, f"{nothing} takes its metric from the stiffness; remove it"
         yield ("momentum",), row.state != MOMENTUM, f"{nothing} has base {self.base}; remove it, or set betas"
         without_moments = row.plain == "sgd" and not self.match_rms
         yield ("betas", "eps"), without_moments, f"{nothing} has base {self.base}; remove it, or set momentum"
         yield ("max_rungs",), row.unit != "rungs", f"is of base rung, not {self.base}; remove it"
-        on_grid = ("rounding", "store", "feedback", "held_scale")
         why = "is of weights on the quantization grid; set weights: quantized or remove it"
-        yield on_grid, self.weights == "master", why
-
-    def _contradictions(self) -> Iterator[tuple[bool, str]]:
-        """Yield each rule about several settings: whether this arm breaks it, and the sentence that says so."""
-        base, row = f"base {self.base}", BASES[self.base]
-        yield (self.decay is None) != (self.plain_decay is None), "decay and plain_decay need each other"
-        both_decay = self.decay is not None and self.weight_decay is not None
-        yield both_decay, "weight_decay times the learning rate and decay mean two shares; remove one of them"
-        foreign = (self.stiffness == "foreign") != (self.foreign is not None)
-        yield foreign, "stiffness: foreign and foreign: FORMAT need each other"
-        profile = {self.knee is not None, self.slope is not None} != {self.stiffness == "profile"}
-        yield profile, "stiffness: profile and its knee and slope need each other"
-        one_number = "stiffness: rms is one number per tensor, which"
-        yield self.stiffness == "rms" and self.match_rms, f"{one_number} match_rms takes out; set it to false"
-        normalised = self.stiffness == "rms" and self.normalise == "rms"
-        yield normalised, f"{one_number} normalise: rms takes out; set it to none"
-        without_metric = row.metric and self.stiffness is None
-        yield without_metric, f"{base} takes its metric from a stiffness; name a formula"
-        is_plain = not self.has_own_step and self.base not in PLAIN
-        yield is_plain, f"{base} without a stiffness would be its plain form; name a formula"
-        scaled = row.unit != "weight" and self.stiffness is not None
-        yield scaled, f"{base} has its own unit of a step, which no stiffness scales; remove stiffness"
-        if row.unit == "rungs":
-            on_grid = self.weights == "quantized"
-            yield not on_grid, f"{base} moves weights that live on the quantization grid; set weights: quantized"
-            yield self.match_rms, f"{base} counts its steps in rungs; match_rms has nothing to match"
-            stochastic = self.rounding == "stochastic"
-            yield not stochastic, f"{base} rounds its steps stochastically; set rounding: stochastic"
-        if self.feedback:
-            unlike_eco = self.base not in PLAIN or self.stiffness is not None or self.match_rms
-            yield unlike_eco, "feedback: momentum is of adamw and sgd, without stiffness and match_rms; remove it"
-            momentum = self.momentum if row.state == MOMENTUM else self.betas[0]
-            needed = "set momentum, or with adamw the first of betas, above 0"
-            yield not momentum, f"feedback: momentum needs one; {needed}"
-        kept = {*row.state, *BASES[row.plain].state} - (set() if self.momentum else {*MOMENTUM})
-        for name, tensors in (("m", {"exp_avg", *MOMENTUM}), ("v", {"exp_avg_sq"})):
-            stored = self.state is not None and getattr(self.state, name) is not None
-            without = " without momentum" if name == "m" else ""
-            yield stored and not kept & tensors, f"{base}{without} keeps no {name}; remove state.{name}"
+        yield ("rounding", "store", "feedback", "held_scale"), self.weights == "master", why
 
     @property
     def has_own_step(self) -> bool:

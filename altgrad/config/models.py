@@ -13,10 +13,11 @@ divides ``n_embd`` gives other logits, in transformers too.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, create_model, model_validator
+from pydantic import Discriminator, Field, Tag, create_model
 
 from altgrad.common.errors import UserError
 from altgrad.common.files import sha256_of
@@ -64,18 +65,16 @@ class Model(Settings):
         """The arguments that the model itself is made with, apart from its vocabulary."""
         return {name: getattr(self, name) for name in Model.model_fields if name != "threads"}
 
-    @model_validator(mode="after")
-    def _heads_divide_width(self) -> Model:
+    def mistakes(self) -> Iterator[str]:
         if self.width % self.heads:
             near = [h for h in range(1, self.width + 1) if self.width % h == 0]
             nearest = min(near, key=lambda h: abs(h - self.heads))
-            raise ValueError(
+            yield (
                 f"width {self.width} is not divisible by heads {self.heads}; "
                 f"use heads: {nearest} or width: {-(-self.width // self.heads) * self.heads}"
             )
         if round(self.mlp_ratio * self.width) < 1:
-            raise ValueError(f"mlp_ratio {self.mlp_ratio} leaves no hidden unit at width {self.width}; use 4")
-        return self
+            yield f"mlp_ratio {self.mlp_ratio} leaves no hidden unit at width {self.width}; use 4"
 
 
 if TYPE_CHECKING:

@@ -5,6 +5,7 @@ Presets are the models, corpora, arms and recipes of ``presets.yaml``, which par
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -72,14 +73,12 @@ class GridSettings(Settings):
     recipe: Name = Field("uniform", description="recipe that a plain format name stands for")
     baseline: Name = Field("bf16", description="entry of formats that the others are compared with")
 
-    @model_validator(mode="after")
-    def _no_repeats(self) -> GridSettings:
+    def mistakes(self) -> Iterator[str]:
         for field in ("formats", "optimizers", "seeds", "lr_scales"):
             values = getattr(self, field)
             repeated = [value for i, value in enumerate(values) if value in values[:i]]
             if repeated:
-                raise ValueError(f"{field} lists {repeated[0]} twice; remove one")
-        return self
+                yield f"{field} lists {repeated[0]} twice; remove one"
 
 
 OneRecipe = Annotated[

@@ -7,9 +7,10 @@ enough to catch a slip of the keyboard before hours of training. `altgrad.config
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from altgrad.config.base import Fraction, Settings
 
@@ -45,11 +46,9 @@ class HubCorpus(Settings):
     )
     fallback: str | None = Field(None, description="corpus to name when this one cannot be reached")
 
-    @model_validator(mode="after")
-    def _needs_train_and_val(self) -> HubCorpus:
+    def mistakes(self) -> Iterator[str]:
         if not {"train", "val"} <= set(self.splits):
-            raise ValueError("splits needs train and val")
-        return self
+            yield "splits needs train and val"
 
 
 class LocalCorpus(Settings):
@@ -83,19 +82,17 @@ class Tokenizer(Settings):
     name: Literal["gpt2"] = Field("gpt2", description="byte-pair encoding of GPT-2")
     vocab_size: int = Field(4096, description="256 bytes + 1 to 50257, the full GPT-2 vocabulary")
 
-    @model_validator(mode="after")
-    def _fits_uint16(self) -> Tokenizer:
+    def mistakes(self) -> Iterator[str]:
         if self.vocab_size > UINT16_VOCABULARY:
-            raise ValueError(
+            yield (
                 f"vocab_size {self.vocab_size} does not fit the uint16 token files (at most "
                 f"{UINT16_VOCABULARY}); use at most {GPT2_VOCABULARY}, the whole of GPT-2's vocabulary"
             )
         if not 257 <= self.vocab_size <= GPT2_VOCABULARY:
-            raise ValueError(
+            yield (
                 f"vocab_size {self.vocab_size} is outside 257 (all bytes and <|endoftext|>) to "
                 f"{GPT2_VOCABULARY} (GPT-2's whole vocabulary)"
             )
-        return self
 
 
 class CustomFormat(Settings):
@@ -192,12 +189,10 @@ class MonitorSettings(Settings):
     )
     probes: int = Field(3, ge=1, le=100, description="snapshots of weights and gradients, evenly spaced")
 
-    @model_validator(mode="after")
-    def _intervals_are_of_groups(self) -> MonitorSettings:
+    def mistakes(self) -> Iterator[str]:
         for name in self.intervals:
             if name not in self.groups:
-                raise ValueError(f"intervals names {name}, which groups leaves out; name it in both or in neither")
-        return self
+                yield f"intervals names {name}, which groups leaves out; name it in both or in neither"
 
     def due(self, step: int) -> set[str]:
         """Return the groups that are recorded at ``step``, counted from 1."""
@@ -228,11 +223,9 @@ class Budget(Settings):
         False, description="stop cells whose learning rate another one has clearly beaten by a fifth of the steps"
     )
 
-    @model_validator(mode="after")
-    def _a_cap_needs_a_price(self) -> Budget:
+    def mistakes(self) -> Iterator[str]:
         if self.cap is not None and not self.price:
-            raise ValueError("cap needs a price; set budget.price to what an hour of this machine costs")
-        return self
+            yield "cap needs a price; set budget.price to what an hour of this machine costs"
 
     @property
     def limit(self) -> float:
