@@ -52,11 +52,11 @@ class Model(Settings):
 
     layers: int = Field(ge=1, le=200, description="transformer blocks")
     width: int = Field(ge=8, le=32_768, description="features of a token between the blocks")
-    heads: int = Field(ge=1, le=256, description="of the attention; they divide the width")
+    heads: int = Field(ge=1, le=256, description="attention heads; they divide the width")
     context: int = Field(ge=LEAST_CONTEXT, le=131_072, description="tokens per sequence")
     mlp_ratio: float = Field(4.0, gt=0, le=16, description="hidden units of a block's MLP, as a multiple of the width")
     dropout: float = Field(0.0, ge=0, lt=1, description="share of the activations that are dropped in training")
-    bias: bool = Field(False, description="of linear layers and norms; GPT-2 has them")
+    bias: bool = Field(False, description="biases in linear layers and norms; GPT-2 has them")
     gelu: Literal["exact", "tanh"] = Field("exact", description="tanh is the approximation that GPT-2 has")
     threads: int = THREADS
 
@@ -112,11 +112,11 @@ Preset = Annotated[
 class Lora(Settings):
     """Low-rank adapters of the blocks' linear layers, trained in place of their weights, which are frozen.
 
-    LoRA (arXiv:2106.09685), on weights in whatever a recipe says of them (QLoRA, arXiv:2305.14314).
+    LoRA (arXiv:2106.09685). The frozen weights are quantized as the recipe says (QLoRA, arXiv:2305.14314).
     """
 
     rank: int = Field(ge=1, le=4096, description="columns of B and rows of A")
-    alpha: float = Field(gt=0, le=1e6, description="alpha / rank is what B A is multiplied by")
+    alpha: float = Field(gt=0, le=1e6, description="B A is multiplied by alpha / rank")
 
 
 class Start(Settings):

@@ -124,11 +124,11 @@ class Params(Settings):
     optimizers: dict[Name, Arm] = Field(description="arms beside the presets, or other settings of a preset")
     train: Train = Field(Train(), description="the training schedule")
     monitor: MonitorSettings = Field(MonitorSettings(), description="what is recorded inside a run")
-    diagnose: Diagnose = Field(Diagnose(), description="what the diagnosis of a finished run may take")
-    budget: Budget = Field(Budget(), description="what a study may take")
-    tracking: list[Tracker] = Field([], description="who is told of cells while they train; off by default")
+    diagnose: Diagnose = Field(Diagnose(), description="how much the diagnosis of a finished run computes")
+    budget: Budget = Field(Budget(), description="what a study may cost")
+    tracking: list[Tracker] = Field([], description="trackers that get results while cells train")
     overrides: Annotated[dict[str, dict[str, Any]], EmptyIfNone] = Field(
-        {}, description="what some cells have instead, chosen by a grid entry, an arm or a cell's key"
+        {}, description="other settings for some cells, which a grid entry, an arm or a cell's key selects"
     )
 
     @property
@@ -138,7 +138,7 @@ class Params(Settings):
 
     @property
     def cell_takes(self) -> tuple[int, int]:
-        """The CPU threads that a cell computes with, and the GPUs where there are any."""
+        """The CPU threads and, where there are GPUs, the GPUs that a cell needs."""
         return self.models[self.model].threads * self.train.devices, self.train.devices
 
     @model_validator(mode="before")
