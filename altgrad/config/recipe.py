@@ -139,9 +139,9 @@ class LayerRecipe(Settings):
         if self.hadamard and self.grad is not None and self.grad.rounding == "MS-EDEN":
             yield "rounding MS-EDEN rotates both backward products itself; remove hadamard"
         if self.virtual_weight is not None:
-            for name in self.changed():
-                if name in LayerRecipe.model_fields and name != "weight":
-                    yield f"a layer whose weight is virtual quantizes nothing; remove {name}"
+            for setting in self.changed():
+                if setting in LayerRecipe.model_fields and setting != "weight":
+                    yield f"a layer whose weight is virtual quantizes nothing; remove {setting}"
         if self.backend == "native":
             yield from self._native_mistakes(tensors)
 
