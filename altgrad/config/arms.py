@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from altgrad.config.base import FormatSetting, Settings
 from altgrad.config.state import State
@@ -76,149 +76,138 @@ class Arm(Settings):
     (Bernstein et al., NeurIPS 2020: multiplicative), ``muon`` (Jordan et al. 2024: an orthogonal momentum, scaled to
     AdamW's updates as in Liu et al. 2025).
 
-    Decay is decoupled from the update (Loshchilov and Hutter). A step multiplies a weight by 1 - ``weight_decay`` times
-    the learning rate, as in torch's AdamW. ``decay`` and ``plain_decay`` give the shares themselves instead, so that
-    arms with learning rates of different meaning keep equal shares of their weights. A ``plain_lr`` gives embeddings
-    and norms the same learning rate in every arm, which makes arms comparable.
+    Decay is decoupled from the update (Loshchilov & Hutter). A step takes away a share of each weight: ``weight_decay``
+    times the learning rate, as in torch's AdamW. ``decay`` and ``plain_decay`` state the shares themselves, so arms
+    whose learning rates differ in meaning keep equal shares of their weights. With a ``plain_lr`` embeddings and norms
+    learn at the same rate in every arm, which makes arms comparable.
     """
 
     lr: LearningRate = Field(
-        description="peak learning rate, which the cell's lr_scale multiplies; in rungs per step for rung, in log |w| "
-        "for madam"
+        description="peak learning rate, which the cell's lr_scale multiplies; base rung: rungs per step; base madam: "
+        "step of log |w|"
     )
-    base: BaseName = Field("adamw", description="the optimizer")
+    base: BaseName = Field("adamw", description="the base optimizer")
     plain_lr: LearningRate | None = Field(
-        None, description="peak learning rate of all but the weights of linear layers; default: lr"
+        None, description="peak learning rate of everything but the weights of linear layers; default: lr"
     )
     betas: tuple[Decay, Decay] = Field(default_factory=_of_base("betas"), description="decay rates of the two moments")
     eps: float = Field(1e-8, ge=0, le=1, description="added to the root of the second moment")
     weight_decay: float | None = Field(
-        None,
-        ge=0,
-        le=1e6,
-        description="times the learning rate the share of a matrix that a step takes away, as of torch's AdamW; "
-        "vectors do not decay; default: the base's, of its plain form where that acts",
-    )
+        None, ge=0, le=1e6,
+        description="share of a matrix that a step takes away, per unit of the learning rate, as in torch's AdamW; "
+        "vectors do not decay; default: that of the base, or of its plain form where that acts",
+    )  # fmt: skip
     decay: Decay | None = Field(
         None,
-        description="in place of weight_decay: share of a linear layer's weight that a step at the peak learning rate "
-        "takes away, whatever that is; others take as much less as their learning rate is lower",
+        description="instead of weight_decay: share of a linear layer's weight that a step at the peak learning rate "
+        "takes away; other steps take less, in proportion to their learning rate",
     )
-    plain_decay: Decay | None = Field(
-        None, description="goes with decay: the same of other matrices, such as embeddings"
-    )
+    plain_decay: Decay | None = Field(None, description="with decay: the same for other matrices, such as embeddings")
     momentum: float = Field(
-        default_factory=_of_base("momentum"), ge=0, lt=1, description="of sgd, riemann_sgd and muon, Nesterov's there"
+        default_factory=_of_base("momentum"), ge=0, lt=1,
+        description="bases sgd, riemann_sgd and muon: decay rate of the momentum, which is Nesterov's in muon",
+    )  # fmt: skip
+    stiffness: Formula | None = Field(
+        None, description="formula of the factor of each weight's update; none: the arm does not look at the spacing"
     )
-    stiffness: Formula | None = Field(None, description="formula; without one the arm does not look at the spacing")
-    acts: Literal["gradient", "update"] = Field("update", description="before the moments or after them")
-    power: int = Field(1, ge=1, le=2, description="of the stiffness; 2 with sgd is gradient descent in rungs")
+    acts: Literal["gradient", "update"] = Field(
+        "update", description="what the stiffness multiplies: the gradient before the moments, or the update after them"
+    )
+    power: int = Field(1, ge=1, le=2, description="power of the stiffness; 2 with sgd is gradient descent in rungs")
     normalise: Literal["rms", "none"] = Field(
-        "rms", description="what the stiffness of a tensor is divided by: its root mean square, or nothing"
+        "rms", description="divide the stiffness of a tensor by its root mean square, or by nothing"
     )
-    foreign: FormatSetting | None = Field(None, description="the other format of stiffness: foreign")
+    foreign: FormatSetting | None = Field(None, description="stiffness: foreign: the format that it is taken from")
     knee: float | None = Field(
         None, ge=0, le=62, description="stiffness: profile: where it levels off, in binades below the largest weight"
     )
     slope: float | None = Field(
-        None, ge=0, le=2, description="stiffness: profile: the power of a weight's size that it follows above its knee"
+        None, ge=0, le=2, description="stiffness: profile: above the knee it is a weight's size to this power"
     )
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant",
-        description="of the exponent a of S^a over the run: 1 throughout, or from 1 to 0, where the arm has become its "
-        "plain form",
+        description="exponent a of the stiffness S^a over the run: 1 throughout, or falling from 1 to 0, where the arm "
+        "is its plain form",
     )
     match_rms: bool = Field(
-        False, description="rescale the update to the root mean square of AdamW's, tensor by tensor"
+        False, description="rescale the update of each tensor to the root mean square of AdamW's update"
     )
     weights: Literal["master", "quantized"] = Field(
         "master", description="what the optimizer keeps: float32 weights, or values on the quantization grid"
     )
     store: Literal["float32", "codes"] = Field(
-        "float32",
-        description="weights: quantized: what they lie in between steps; codes take a byte, and are not compiled",
-    )
+        "float32", description="weights: quantized: how they are stored between steps; codes take a byte each, and "
+        "are not compiled",
+    )  # fmt: skip
     rounding: Literal["nearest", "stochastic", "selective"] = Field(
         "nearest",
-        description="weights: quantized: of what is written back; selective: stochastic where a step is below half the "
-        "spacing at its weight, so that nearest would lose it, and nearest elsewhere",
+        description="weights: quantized: how a new weight is rounded; selective: stochastically where a step is below "
+        "half the spacing at its weight, so that nearest would lose it, and to nearest elsewhere",
     )
     feedback: Literal["momentum"] | None = Field(
-        None,
-        description="weights: quantized: the momentum makes up for what writing back rounded away, as in ECO (Nikdan "
-        "et al. 2026); without it that is lost",
-    )
+        None, description="weights: quantized: add the rounding error to the momentum, as in ECO (Nikdan et al. 2026); "
+        "none: it is lost",
+    )  # fmt: skip
     held_scale: Literal["fixed", "reestimated"] = Field(
         "reestimated",
-        description="weights: quantized: the scale of the initial weights; or halved or doubled when the largest "
+        description="weights: quantized: keep the scale of the initial weights; or halve or double it when the largest "
         "weight has left the range or its upper quarter",
     )
-    max_rungs: int = Field(8, ge=1, le=1 << 15, description="rung: the most rungs that a weight moves in a step")
+    max_rungs: int = Field(8, ge=1, le=1 << 15, description="base rung: the most rungs that a weight moves in a step")
     state: State | None = Field(None, description="formats of the moments of all parameters; none: float32")
 
-    @model_validator(mode="after")
-    def _settings_go_together(self) -> Arm:
+    def mistakes(self) -> Iterator[str]:
+        """Yield a sentence for each setting that contradicts another one."""
+        base, row = f"base {self.base}", BASES[self.base]
         changed = self.changed()
         for names, unused, why in self._unused_settings():
-            for name in names:
-                if unused and name in changed:
-                    raise ValueError(f"{name}: {getattr(self, name)} {why}")
-        for is_wrong, sentence in self._contradictions():
-            if is_wrong:
-                raise ValueError(sentence)
-        return self
+            yield from (f"{name}: {getattr(self, name)} {why}" for name in names if unused and name in changed)
+        if (self.decay is None) != (self.plain_decay is None):
+            yield "decay and plain_decay need each other"
+        if self.decay is not None and self.weight_decay is not None:
+            yield "weight_decay times the learning rate and decay mean two shares; remove one of them"
+        if (self.stiffness == "foreign") != (self.foreign is not None):
+            yield "stiffness: foreign and foreign: FORMAT need each other"
+        if {self.knee is not None, self.slope is not None} != {self.stiffness == "profile"}:
+            yield "stiffness: profile and its knee and slope need each other"
+        if self.stiffness == "rms" and self.match_rms:
+            yield "stiffness: rms is one number per tensor, which match_rms takes out; set it to false"
+        if self.stiffness == "rms" and self.normalise == "rms":
+            yield "stiffness: rms is one number per tensor, which normalise: rms takes out; set it to none"
+        if row.metric and self.stiffness is None:
+            yield f"{base} takes its metric from a stiffness; name a formula"
+        if not self.has_own_step and self.base not in PLAIN:
+            yield f"{base} without a stiffness would be its plain form; name a formula"
+        if row.unit != "weight" and self.stiffness is not None:
+            yield f"{base} has its own unit of a step, which no stiffness scales; remove stiffness"
+        if row.unit == "rungs" and self.weights != "quantized":
+            yield f"{base} moves weights that live on the quantization grid; set weights: quantized"
+        if row.unit == "rungs" and self.match_rms:
+            yield f"{base} counts its steps in rungs; match_rms has nothing to match"
+        if row.unit == "rungs" and self.rounding != "stochastic":
+            yield f"{base} rounds its steps stochastically; set rounding: stochastic"
+        if self.feedback and (self.base not in PLAIN or self.stiffness is not None or self.match_rms):
+            yield "feedback: momentum is of adamw and sgd, without stiffness and match_rms; remove it"
+        if self.feedback and not (self.momentum if row.state == MOMENTUM else self.betas[0]):
+            yield "feedback: momentum needs one; set momentum, or with adamw the first of betas, above 0"
+        kept = {*row.state, *BASES[row.plain].state} - (set() if self.momentum else {*MOMENTUM})
+        if self.state is not None and self.state.m is not None and not kept & {"exp_avg", *MOMENTUM}:
+            yield f"{base} without momentum keeps no m; remove state.m"
+        if self.state is not None and self.state.v is not None and "exp_avg_sq" not in kept:
+            yield f"{base} keeps no v; remove state.v"
 
     def _unused_settings(self) -> Iterator[tuple[tuple[str, ...], bool, str]]:
-        """Yield the settings that only some arms use: their names, whether this arm does not use them, and why."""
+        """Yield the settings that only some arms use: their names, whether this arm leaves them unused, and why."""
         row, nothing = BASES[self.base], "means nothing to an arm that"
-        scaling = ("acts", "power", "normalise", "schedule")
-        yield scaling, self.stiffness is None, f"{nothing} has no stiffness; remove it"
+        of_stiffness = ("acts", "power", "normalise", "schedule")
+        yield of_stiffness, self.stiffness is None, f"{nothing} has no stiffness; remove it"
         yield ("acts", "power"), row.metric, f"{nothing} takes its metric from the stiffness; remove it"
         yield ("momentum",), row.state != MOMENTUM, f"{nothing} has base {self.base}; remove it, or set betas"
         without_moments = row.plain == "sgd" and not self.match_rms
         yield ("betas", "eps"), without_moments, f"{nothing} has base {self.base}; remove it, or set momentum"
         yield ("max_rungs",), row.unit != "rungs", f"is of base rung, not {self.base}; remove it"
-        on_grid = ("rounding", "store", "feedback", "held_scale")
         why = "is of weights on the quantization grid; set weights: quantized or remove it"
-        yield on_grid, self.weights == "master", why
-
-    def _contradictions(self) -> Iterator[tuple[bool, str]]:
-        """Yield each rule about several settings: whether this arm breaks it, and the sentence that says so."""
-        base, row = f"base {self.base}", BASES[self.base]
-        yield (self.decay is None) != (self.plain_decay is None), "decay and plain_decay need each other"
-        both_decay = self.decay is not None and self.weight_decay is not None
-        yield both_decay, "weight_decay times the learning rate and decay mean two shares; remove one of them"
-        foreign = (self.stiffness == "foreign") != (self.foreign is not None)
-        yield foreign, "stiffness: foreign and foreign: FORMAT need each other"
-        profile = {self.knee is not None, self.slope is not None} != {self.stiffness == "profile"}
-        yield profile, "stiffness: profile and its knee and slope need each other"
-        one_number = "stiffness: rms is one number per tensor, which"
-        yield self.stiffness == "rms" and self.match_rms, f"{one_number} match_rms takes out; set it to false"
-        normalised = self.stiffness == "rms" and self.normalise == "rms"
-        yield normalised, f"{one_number} normalise: rms takes out; set it to none"
-        without_metric = row.metric and self.stiffness is None
-        yield without_metric, f"{base} takes its metric from a stiffness; name a formula"
-        is_plain = not self.has_own_step and self.base not in PLAIN
-        yield is_plain, f"{base} without a stiffness would be its plain form; name a formula"
-        scaled = row.unit != "weight" and self.stiffness is not None
-        yield scaled, f"{base} has its own unit of a step, which no stiffness scales; remove stiffness"
-        if row.unit == "rungs":
-            on_grid = self.weights == "quantized"
-            yield not on_grid, f"{base} moves weights that live on the quantization grid; set weights: quantized"
-            yield self.match_rms, f"{base} counts its steps in rungs; match_rms has nothing to match"
-            stochastic = self.rounding == "stochastic"
-            yield not stochastic, f"{base} rounds its steps stochastically; set rounding: stochastic"
-        if self.feedback:
-            unlike_eco = self.base not in PLAIN or self.stiffness is not None or self.match_rms
-            yield unlike_eco, "feedback: momentum is of adamw and sgd, without stiffness and match_rms; remove it"
-            momentum = self.momentum if row.state == MOMENTUM else self.betas[0]
-            needed = "set momentum, or with adamw the first of betas, above 0"
-            yield not momentum, f"feedback: momentum needs one; {needed}"
-        kept = {*row.state, *BASES[row.plain].state} - (set() if self.momentum else {*MOMENTUM})
-        for name, tensors in (("m", {"exp_avg", *MOMENTUM}), ("v", {"exp_avg_sq"})):
-            stored = self.state is not None and getattr(self.state, name) is not None
-            without = " without momentum" if name == "m" else ""
-            yield stored and not kept & tensors, f"{base}{without} keeps no {name}; remove state.{name}"
+        yield ("rounding", "store", "feedback", "held_scale"), self.weights == "master", why
 
     @property
     def has_own_step(self) -> bool:

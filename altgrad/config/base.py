@@ -7,7 +7,7 @@ and Python, where a name is replaced by the registered `Format`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast, get_args, get_origin
 
 from pydantic import (
@@ -83,7 +83,10 @@ class _FromPython(ModelMetaclass):
 
 
 class Settings(BaseModel, metaclass=_FromPython):
-    """Base class of every section: an unknown setting is an error, and values cannot be changed afterwards."""
+    """Base class of every section: an unknown setting is an error, and values cannot be changed afterwards.
+
+    A section whose settings can contradict each other overrides `mistakes`.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -103,6 +106,16 @@ class Settings(BaseModel, metaclass=_FromPython):
                 if isinstance(number, int) and abs(number) > LARGEST:
                     raise ValueError(f"{place} is a whole number beyond 2^63; no setting needs one")
         return values
+
+    def mistakes(self) -> Iterable[str]:
+        """Return a sentence for each setting that contradicts another one; the first becomes the error."""
+        return ()
+
+    @model_validator(mode="after")
+    def _raise_the_first_mistake(self) -> Self:
+        for mistake in self.mistakes():
+            raise ValueError(mistake)
+        return self
 
     def but(self, **changes: Any) -> Self:
         """Return these settings with ``changes``, which are checked like any other values."""

@@ -7,11 +7,9 @@ DVC trains a cell again exactly when one of its own settings has changed.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from pydantic import model_validator
 
 from altgrad.common.files import canonical_json, read_json, write_json, write_text
 from altgrad.common.fingerprint import training_digest
@@ -60,38 +58,33 @@ class Cell(Settings):
     task: Classifier | None = None
     lora: Lora | None = None
 
-    @model_validator(mode="after")
-    def _can_change_its_recipe(self) -> Cell:
+    def mistakes(self) -> Iterator[str]:
+        """Yield a sentence for each recipe and arm that cannot change during the run, or be frozen under adapters."""
         if self.schedule and self.arm.weights == "quantized":
-            raise ValueError(
+            yield (
                 f"weights: quantized keeps the weights of {self.optimizer} in one format, and {self.format} changes it "
                 "during the run; take an arm with weights: master, or a recipe without a schedule"
             )
         for switch in self.schedule:
             steps = self.train.steps
             if switch.after is not None and not 0 < round(switch.after * steps) < steps:
-                raise ValueError(f"after {switch.after} leaves one of the recipes no step of {steps}; take more steps")
+                yield f"after {switch.after} leaves one of the recipes no step of {steps}; take more steps"
             if switch.when is not None and switch.when.overflow is not None and "tensors" not in self.monitor.groups:
-                raise ValueError("when overflow needs tensors in monitor.groups, which see it; name it there")
-        return self
-
-    @model_validator(mode="after")
-    def _can_freeze_its_weights(self) -> Cell:
+                yield "when overflow needs tensors in monitor.groups, which see it; name it there"
         if self.lora is None:
-            return self
-        for wrong, why in (
-            (self.model.start is None, "adapts weights that do not change; name those to begin with in start"),
-            (self.arm.has_own_step, f"leaves {self.optimizer} no weight that it could act on"),
-            (bool(self.schedule), f"keeps weights in one format, and {self.format} changes it during the run"),
-            (self.train.devices > 1, "is for one process; set train.devices to 1"),
-        ):
-            if wrong:
-                raise ValueError(f"lora {why}")
+            return
+        if self.model.start is None:
+            yield "lora adapts weights that do not change; name those to begin with in start"
+        if self.arm.has_own_step:
+            yield f"lora leaves {self.optimizer} no weight that it could act on"
+        if self.schedule:
+            yield f"lora keeps weights in one format, and {self.format} changes it during the run"
+        if self.train.devices > 1:
+            yield "lora is for one process; set train.devices to 1"
         for rule in self.rules:
             tensor = rule.weight
             if rule.torchao or (tensor is not None and (tensor.rounding != "nearest" or tensor.scaling != "dynamic")):
-                raise ValueError("lora keeps the codes of weights, which need rounding nearest and scaling dynamic")
-        return self
+                yield "lora keeps the codes of weights, which need rounding nearest and scaling dynamic"
 
     @classmethod
     def read(cls, path: Path) -> Cell:
@@ -180,7 +173,7 @@ def clamped_head(cell: Cell) -> ClampedHead | None:
     for rules in [] if cell.task else [cell.rules, *(switch.rules for switch in cell.schedule)]:
         grad = last_matching([HEAD], [(rule.layers, 1.0, rule.grad) for rule in rules]).get(HEAD)
         if grad is not None and grad.scale == "E8M0" and grad.scale_rounding == "floor":
-            fmt = cell.formats[getattr(grad.format, "name", grad.format)]
+            fmt = grad.with_formats(cell.formats).format
             cut = float(cut_off(right_token(tokens, SMALL, label=label), fmt, grad.scale_rounding))
             found.append(ClampedHead(tokens, grad.scale_rounding, cut, unclamped(tokens, fmt, label)))
     return max((one for one in found if one.cut > LEAST), key=lambda one: one.cut, default=None)

@@ -13,10 +13,11 @@ divides ``n_embd`` gives other logits, in transformers too.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, create_model, model_validator
+from pydantic import Discriminator, Field, Tag, create_model
 
 from altgrad.common.errors import UserError
 from altgrad.common.files import sha256_of
@@ -51,11 +52,11 @@ class Model(Settings):
 
     layers: int = Field(ge=1, le=200, description="transformer blocks")
     width: int = Field(ge=8, le=32_768, description="features of a token between the blocks")
-    heads: int = Field(ge=1, le=256, description="of the attention; they divide the width")
+    heads: int = Field(ge=1, le=256, description="attention heads; they divide the width")
     context: int = Field(ge=LEAST_CONTEXT, le=131_072, description="tokens per sequence")
     mlp_ratio: float = Field(4.0, gt=0, le=16, description="hidden units of a block's MLP, as a multiple of the width")
     dropout: float = Field(0.0, ge=0, lt=1, description="share of the activations that are dropped in training")
-    bias: bool = Field(False, description="of linear layers and norms; GPT-2 has them")
+    bias: bool = Field(False, description="biases in linear layers and norms; GPT-2 has them")
     gelu: Literal["exact", "tanh"] = Field("exact", description="tanh is the approximation that GPT-2 has")
     threads: int = THREADS
 
@@ -64,18 +65,16 @@ class Model(Settings):
         """The arguments that the model itself is made with, apart from its vocabulary."""
         return {name: getattr(self, name) for name in Model.model_fields if name != "threads"}
 
-    @model_validator(mode="after")
-    def _heads_divide_width(self) -> Model:
+    def mistakes(self) -> Iterator[str]:
         if self.width % self.heads:
             near = [h for h in range(1, self.width + 1) if self.width % h == 0]
             nearest = min(near, key=lambda h: abs(h - self.heads))
-            raise ValueError(
+            yield (
                 f"width {self.width} is not divisible by heads {self.heads}; "
                 f"use heads: {nearest} or width: {-(-self.width // self.heads) * self.heads}"
             )
         if round(self.mlp_ratio * self.width) < 1:
-            raise ValueError(f"mlp_ratio {self.mlp_ratio} leaves no hidden unit at width {self.width}; use 4")
-        return self
+            yield f"mlp_ratio {self.mlp_ratio} leaves no hidden unit at width {self.width}; use 4"
 
 
 if TYPE_CHECKING:
@@ -113,11 +112,11 @@ Preset = Annotated[
 class Lora(Settings):
     """Low-rank adapters of the blocks' linear layers, trained in place of their weights, which are frozen.
 
-    LoRA (arXiv:2106.09685), on weights in whatever a recipe says of them (QLoRA, arXiv:2305.14314).
+    LoRA (arXiv:2106.09685). The frozen weights are quantized as the recipe says (QLoRA, arXiv:2305.14314).
     """
 
     rank: int = Field(ge=1, le=4096, description="columns of B and rows of A")
-    alpha: float = Field(gt=0, le=1e6, description="alpha / rank is what B A is multiplied by")
+    alpha: float = Field(gt=0, le=1e6, description="B A is multiplied by alpha / rank")
 
 
 class Start(Settings):

@@ -5,6 +5,7 @@ Presets are the models, corpora, arms and recipes of ``presets.yaml``, which par
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -72,14 +73,12 @@ class GridSettings(Settings):
     recipe: Name = Field("uniform", description="recipe that a plain format name stands for")
     baseline: Name = Field("bf16", description="entry of formats that the others are compared with")
 
-    @model_validator(mode="after")
-    def _no_repeats(self) -> GridSettings:
+    def mistakes(self) -> Iterator[str]:
         for field in ("formats", "optimizers", "seeds", "lr_scales"):
             values = getattr(self, field)
             repeated = [value for i, value in enumerate(values) if value in values[:i]]
             if repeated:
-                raise ValueError(f"{field} lists {repeated[0]} twice; remove one")
-        return self
+                yield f"{field} lists {repeated[0]} twice; remove one"
 
 
 OneRecipe = Annotated[
@@ -125,11 +124,11 @@ class Params(Settings):
     optimizers: dict[Name, Arm] = Field(description="arms beside the presets, or other settings of a preset")
     train: Train = Field(Train(), description="the training schedule")
     monitor: MonitorSettings = Field(MonitorSettings(), description="what is recorded inside a run")
-    diagnose: Diagnose = Field(Diagnose(), description="what the diagnosis of a finished run may take")
-    budget: Budget = Field(Budget(), description="what a study may take")
-    tracking: list[Tracker] = Field([], description="who is told of cells while they train; off by default")
+    diagnose: Diagnose = Field(Diagnose(), description="how much the diagnosis of a finished run computes")
+    budget: Budget = Field(Budget(), description="what a study may cost")
+    tracking: list[Tracker] = Field([], description="trackers that get results while cells train")
     overrides: Annotated[dict[str, dict[str, Any]], EmptyIfNone] = Field(
-        {}, description="what some cells have instead, chosen by a grid entry, an arm or a cell's key"
+        {}, description="other settings for some cells, which a grid entry, an arm or a cell's key selects"
     )
 
     @property
@@ -139,7 +138,7 @@ class Params(Settings):
 
     @property
     def cell_takes(self) -> tuple[int, int]:
-        """The CPU threads that a cell computes with, and the GPUs where there are any."""
+        """The CPU threads and, where there are GPUs, the GPUs that a cell needs."""
         return self.models[self.model].threads * self.train.devices, self.train.devices
 
     @model_validator(mode="before")

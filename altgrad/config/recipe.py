@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from altgrad.common.errors import did_you_mean
 from altgrad.common.files import read_yaml
@@ -98,28 +98,25 @@ class LayerRecipe(Settings):
         None, description="torchao's float8 recipe, as a baseline"
     )
 
-    @model_validator(mode="after")
-    def _settings_go_together(self, info: ValidationInfo) -> LayerRecipe:
-        if self.torchao is not None:
-            self._leave_it_to_torchao(self.torchao, info)
-            return self
-        for mistake in self._mistakes():
-            raise ValueError(mistake)
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_what_torchao_quantizes(cls, values: Any) -> Any:
+        name = values.get("torchao") if isinstance(values, dict) else None
+        recipe = TORCHAO_RECIPES.get(name, {}) if isinstance(name, str) else {}
+        left_out = {role: dict(settings) for role, settings in recipe.items() if values.get(role) is None}
+        return values | left_out if left_out else values
 
-    def _leave_it_to_torchao(self, name: str, info: ValidationInfo) -> None:
-        """Fill in what torchao quantizes; in a resolved cell it is filled in already."""
-        for role, settings in TORCHAO_RECIPES[name].items():
-            tensor = TensorRecipe.model_validate(settings, context=info.context)
-            if getattr(self, role) not in (None, tensor):
-                raise ValueError(f"torchao: {name} decides {role} itself; remove {role} or torchao")
-            object.__setattr__(self, role, tensor)  # the section is frozen from here on
-        for setting in ("gradient", "accumulate", "save", "backend", "hadamard"):
-            if setting in self.changed():
-                raise ValueError(f"torchao: {name} has no setting {setting}; remove {setting} or torchao")
-
-    def _mistakes(self) -> Iterator[str]:
+    def mistakes(self) -> Iterator[str]:
         """Yield a sentence for each setting that contradicts another one."""
+        if (name := self.torchao) is not None:
+            for role, settings in TORCHAO_RECIPES[name].items():
+                tensor = getattr(self, role)
+                if tensor is None or tensor.model_dump() != TensorRecipe.model_validate(settings).model_dump():
+                    yield f"torchao: {name} decides {role} itself; remove {role} or torchao"
+            for setting in ("gradient", "accumulate", "save", "backend", "hadamard"):
+                if setting in self.changed():
+                    yield f"torchao: {name} has no setting {setting}; remove {setting} or torchao"
+            return
         tensors = {role: tensor for role, tensor in self.tensors().items() if tensor is not None}
         for role, tensor in tensors.items():
             if tensor.virtual and role != "weight":
@@ -142,9 +139,9 @@ class LayerRecipe(Settings):
         if self.hadamard and self.grad is not None and self.grad.rounding == "MS-EDEN":
             yield "rounding MS-EDEN rotates both backward products itself; remove hadamard"
         if self.virtual_weight is not None:
-            for name in self.changed():
-                if name in LayerRecipe.model_fields and name != "weight":
-                    yield f"a layer whose weight is virtual quantizes nothing; remove {name}"
+            for setting in self.changed():
+                if setting in LayerRecipe.model_fields and setting != "weight":
+                    yield f"a layer whose weight is virtual quantizes nothing; remove {setting}"
         if self.backend == "native":
             yield from self._native_mistakes(tensors)
 

@@ -7,10 +7,11 @@ waits ``when`` for something takes the next switch of that kind. So a run that n
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from altgrad.config.base import Settings
 from altgrad.config.recipe import Rule
@@ -28,11 +29,9 @@ class Trigger(Settings):
     )
     nonfinite: bool = Field(False, description="a loss or gradient is NaN or infinite; the step is done again")
 
-    @model_validator(mode="after")
-    def _waits_for_something(self) -> Trigger:
+    def mistakes(self) -> Iterator[str]:
         if not self.changed():
-            raise ValueError("waits for nothing; write overflow: 0.01, spike: 1.5 or nonfinite: true")
-        return self
+            yield "waits for nothing; write overflow: 0.01, spike: 1.5 or nonfinite: true"
 
 
 class Switch(Settings):
@@ -44,11 +43,9 @@ class Switch(Settings):
     after: float | None = Field(None, gt=0, lt=1, description="share of the steps before it, rounded to whole steps")
     when: Trigger | None = Field(None, description="what it waits for")
 
-    @model_validator(mode="after")
-    def _has_one_cause(self) -> Switch:
+    def mistakes(self) -> Iterator[str]:
         if (self.after is None) == (self.when is None):
-            raise ValueError("needs either after, a share of the steps, or when")
-        return self
+            yield "needs either after, a share of the steps, or when"
 
 
 class ChangingRecipe(Settings):
@@ -57,12 +54,10 @@ class ChangingRecipe(Settings):
     recipe: str = Field(min_length=1, description="entry of a grid that a run begins with, such as NVFP4")
     schedule: Annotated[list[Switch], Field(min_length=1)] = Field(description="what takes over, in order")
 
-    @model_validator(mode="after")
-    def _goes_forward(self) -> ChangingRecipe:
+    def mistakes(self) -> Iterator[str]:
         for earlier, later in pairwise(switch.after for switch in self.schedule if switch.after is not None):
             if later <= earlier:
-                raise ValueError(f"schedule has after {later} behind after {earlier}; list them in their order")
-        return self
+                yield f"schedule has after {later} behind after {earlier}; list them in their order"
 
     @property
     def names(self) -> dict[str, str]:

@@ -283,7 +283,9 @@ class Resolver:
 
     def _rules(self, recipe: str, fmt: str | None) -> list[Rule]:
         """Return the rules of ``recipe`` with the placeholder replaced by ``fmt``."""
-        rules = [rule.model_dump() for rule in self.params.recipes[recipe]]
+        content = self.params.recipes[recipe]
+        assert isinstance(content, list)
+        rules = [rule.model_dump() for rule in content]
         for tensor in (rule[role] for rule in rules for role in ROLES):
             if tensor is not None and tensor["format"] == PLACEHOLDER:
                 tensor["format"] = fmt
@@ -325,8 +327,8 @@ class Resolver:
                 raise UserError(f"{self.source}: overrides: write {selector} as {keys[0]}")
             return
         grid = params.grid
-        keys = itertools.product(grid.formats, grid.optimizers, grid.seeds, grid.lr_scales)
-        known = [*grid.formats, *params.recipes, *params.optimizers, *itertools.starmap(cell_key, keys)]
+        cells = itertools.product(grid.formats, grid.optimizers, grid.seeds, grid.lr_scales)
+        known = [*grid.formats, *params.recipes, *params.optimizers, *itertools.starmap(cell_key, cells)]
         hint = did_you_mean(selector, known, f", such as {known[-1]}")
         raise UserError(f"{self.source}: overrides: {selector!r} is no format, recipe, arm or cell{hint}")
 

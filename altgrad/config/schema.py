@@ -7,9 +7,10 @@ enough to catch a slip of the keyboard before hours of training. `altgrad.config
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from altgrad.config.base import Fraction, Settings
 
@@ -20,13 +21,13 @@ COMPILE_PAYS_AFTER = 100  # steps; below, compiling takes longer than it saves
 
 
 class LicencesCorpus(Settings):
-    """Licence texts that the ``licensedcode-data`` package installs: works offline, in seconds."""
+    """Licence texts that the ``licensedcode-data`` package installs; this works offline, in seconds."""
 
     source: Literal["licences"] = Field(description="which kind of corpus this is")
     min_characters: int = Field(200, ge=1, description="shorter documents are dropped")
-    max_repeated: Fraction = Field(0.8, description="drop a document above this share of seen word 8-grams")
+    max_repeated: Fraction = Field(0.8, description="drop a document with more than this share of seen word 8-grams")
     labels: Literal["categories", "flags"] = Field(
-        "flags", description="categories of the licences; flags: these, what kind of text it is, and what it names"
+        "flags", description="the categories of the licences; flags: also what kind of text it is, and what it names"
     )
 
 
@@ -45,24 +46,24 @@ class HubCorpus(Settings):
     )
     fallback: str | None = Field(None, description="corpus to name when this one cannot be reached")
 
-    @model_validator(mode="after")
-    def _needs_train_and_val(self) -> HubCorpus:
+    def mistakes(self) -> Iterator[str]:
         if not {"train", "val"} <= set(self.splits):
-            raise ValueError("splits needs train and val")
-        return self
+            yield "splits needs train and val"
 
 
 class LocalCorpus(Settings):
-    """The user's own text: a folder of .txt/.md files, one text file, or a table; compressed or not."""
+    """The user's own text: a folder of .txt and .md files, one such file, or a table; compressed or not."""
 
     source: Literal["local"] = Field(description="which kind of corpus this is")
     path: str = Field(min_length=1, description="a folder of .txt and .md files, a text file, or a table")
     text: str = Field("text", description="column of a table (.parquet, .csv, .json, .jsonl) that holds the text")
     labels: str = Field(
-        "labels", description="column of a table with a document's labels: a list, or a text with ; between them"
+        "labels", description="column of a table with the labels of documents: lists, or texts with ; between labels"
     )
     min_characters: int = Field(1, ge=1, description="shorter documents are dropped")
-    max_repeated: Fraction = Field(0.8, description="drop a document above this share of seen word 8-grams; 1: none")
+    max_repeated: Fraction = Field(
+        0.8, description="drop a document with more than this share of seen word 8-grams; 1: none"
+    )
 
 
 def _with_source(value: Any) -> Any:
@@ -83,19 +84,17 @@ class Tokenizer(Settings):
     name: Literal["gpt2"] = Field("gpt2", description="byte-pair encoding of GPT-2")
     vocab_size: int = Field(4096, description="256 bytes + 1 to 50257, the full GPT-2 vocabulary")
 
-    @model_validator(mode="after")
-    def _fits_uint16(self) -> Tokenizer:
+    def mistakes(self) -> Iterator[str]:
         if self.vocab_size > UINT16_VOCABULARY:
-            raise ValueError(
+            yield (
                 f"vocab_size {self.vocab_size} does not fit the uint16 token files (at most "
                 f"{UINT16_VOCABULARY}); use at most {GPT2_VOCABULARY}, the whole of GPT-2's vocabulary"
             )
         if not 257 <= self.vocab_size <= GPT2_VOCABULARY:
-            raise ValueError(
+            yield (
                 f"vocab_size {self.vocab_size} is outside 257 (all bytes and <|endoftext|>) to "
                 f"{GPT2_VOCABULARY} (GPT-2's whole vocabulary)"
             )
-        return self
 
 
 class CustomFormat(Settings):
@@ -105,15 +104,15 @@ class CustomFormat(Settings):
     mantissa_bits: int = Field(ge=0, le=15, description="M")
     bias: int | None = Field(None, ge=-200, le=200, description="default 2^(E-1) - 1")
     specials: Literal["finite", "fn", "ieee", "fnuz", "p3109"] = Field(
-        "finite", description="what the top codes mean: all numbers, or NaN and infinity as these standards have them"
+        "finite", description="what the top codes mean: numbers, or NaN and infinity as in these standards"
     )
 
 
 class Divergence(Settings):
-    """When a run counts as diverged (see altgrad.training.outcome)."""
+    """When a run counts as diverged (see `altgrad.training.outcome`)."""
 
     spike: float = Field(2.0, gt=1, le=1e9, description="loss above this multiple of its running minimum")
-    window: int = Field(50, ge=2, description="steps that the loss must stay there, or rise, to count")
+    window: int = Field(50, ge=2, description="steps that the loss must stay above it, or rise, to count")
 
 
 class Train(Settings):
@@ -126,7 +125,7 @@ class Train(Settings):
     final_lr: Fraction = Field(0.1, description="learning rate at the end of the cosine, as a share of its peak")
     clip: float = Field(1.0, gt=0, le=1e9, description="largest global gradient norm")
     loss_scale: float = Field(
-        1.0, gt=0, le=2.0**60, description="factor of the loss in the backward pass, divided out of the gradients "
+        1.0, gt=0, le=2.0**60, description="factor of the loss in the backward pass; gradients are divided by it "
         "before they are clipped; a power of two changes nothing, unless something overflows"
     )  # fmt: skip
     log_every: int = Field(10, ge=1, description="steps between rows of history.csv")
@@ -134,7 +133,7 @@ class Train(Settings):
     eval_sequences: int = Field(256, ge=1, description="size of the fixed validation sample")
     checkpoint_every: int = Field(100, ge=1, description="steps between checkpoints")
     compute: Literal["bf16", "float32"] = Field("bf16", description="dtype of matrix products outside the formats")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where there is one")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if there is one")
     devices: int = Field(
         1, ge=1, le=1024, description="processes that train a cell together, each with a GPU of its own or a CPU's "
         "threads, and a share of every micro-batch"
@@ -180,24 +179,23 @@ GROUPS: list[Group] = list(get_args(Group))
 class MonitorSettings(Settings):
     """What is recorded inside a run, and how often.
 
-    Groups: how formats treat the ``tensors`` of the layers (inputs, weights, incoming gradients), which takes a pass of
-    its own as long as a step or two, and alone tells that a run diverged by saturation; the blocks' ``outputs`` and
-    attention; the ``gradients`` of the weights; the optimizer's ``updates``, in rungs, in codes and beside AdamW's.
+    Groups: ``tensors``, the layers' inputs, weights and incoming gradients, and what their formats do to them;
+    ``outputs`` of the blocks and attention; ``gradients`` of the weights; the optimizer's ``updates``, in rungs, in
+    codes and beside AdamW's. ``tensors`` takes an extra pass as long as a step or two; only it can tell that a run
+    diverged by saturation.
     """
 
-    every: int = Field(50, ge=1, description="steps between looks at a group; the first step is looked at too")
-    groups: list[Group] = Field(GROUPS, description="what is looked at; `[]` for nothing")
+    every: int = Field(50, ge=1, description="steps between records of a group; the first step is recorded too")
+    groups: list[Group] = Field(GROUPS, description="what is recorded; `[]`: nothing")
     intervals: dict[Group, Annotated[int, Field(ge=1)]] = Field(
-        {}, description="steps between looks at groups that have an interval of their own, such as `{updates: 10}`"
+        {}, description="steps between records of single groups instead of every, such as `{updates: 10}`"
     )
     probes: int = Field(3, ge=1, le=100, description="snapshots of weights and gradients, evenly spaced")
 
-    @model_validator(mode="after")
-    def _intervals_are_of_groups(self) -> MonitorSettings:
+    def mistakes(self) -> Iterator[str]:
         for name in self.intervals:
             if name not in self.groups:
-                raise ValueError(f"intervals names {name}, which groups leaves out; name it in both or in neither")
-        return self
+                yield f"intervals names {name}, which groups leaves out; name it in both or in neither"
 
     def due(self, step: int) -> set[str]:
         """Return the groups that are recorded at ``step``, counted from 1."""
@@ -205,7 +203,7 @@ class MonitorSettings(Settings):
 
 
 class Diagnose(Settings):
-    """What the diagnosis of a finished run may take; no cell trains anew when it changes."""
+    """How much the diagnosis of a finished run computes; a change trains no cell again."""
 
     fisher_tokens: int = Field(
         1024, ge=0, le=2**24, description="validation tokens for the Fisher information; 0: without it"
@@ -219,20 +217,18 @@ class Diagnose(Settings):
 
 
 class Budget(Settings):
-    """What a study may take. It decides which cells are trained, and no bit of any; `make repro` keeps to it."""
+    """What a study may cost. It decides which cells are trained, and no bit of their results; `make repro` obeys it."""
 
-    price: float = Field(0.0, ge=0, le=1e6, description="of an hour of this machine, in whatever currency")
-    cap: float | None = Field(None, gt=0, le=1e9, description="most that training may cost; needs a price")
-    seconds: float | None = Field(None, gt=0, le=1e9, description="most that training may last")
+    price: float = Field(0.0, ge=0, le=1e6, description="price of an hour of this machine, in any currency")
+    cap: float | None = Field(None, gt=0, le=1e9, description="the most that training may cost; needs a price")
+    seconds: float | None = Field(None, gt=0, le=1e9, description="the longest time that training may take")
     early_stop: bool = Field(
-        False, description="stop cells whose learning rate another one has clearly beaten by a fifth of the steps"
+        False, description="stop a cell if another learning rate is clearly better after a fifth of the steps"
     )
 
-    @model_validator(mode="after")
-    def _a_cap_needs_a_price(self) -> Budget:
+    def mistakes(self) -> Iterator[str]:
         if self.cap is not None and not self.price:
-            raise ValueError("cap needs a price; set budget.price to what an hour of this machine costs")
-        return self
+            yield "cap needs a price; set budget.price to what an hour of this machine costs"
 
     @property
     def limit(self) -> float:

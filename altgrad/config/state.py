@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema
 
 from altgrad.config.base import Settings, as_format
 from altgrad.formats import Format
@@ -49,17 +50,15 @@ class Moment(Settings):
         "that gives them the range of the format",
     )
 
-    @model_validator(mode="after")
-    def _settings_go_together(self) -> Moment:
+    def mistakes(self) -> Iterator[str]:
         if self.granularity != "block" and self.block != 256:
-            raise ValueError(f"block: {self.block} is of granularity block, not {self.granularity}; remove it")
+            yield f"block: {self.block} is of granularity block, not {self.granularity}; remove it"
         if self.expand and self.scale != "float32":
-            raise ValueError("expand keeps the largest magnitude itself; it needs scale float32")
+            yield "expand keeps the largest magnitude itself; it needs scale float32"
         if self.granularity == "block" and self.block % 2:
-            raise ValueError(f"block: {self.block} is odd; take an even number, as two codes of 4 bits share a byte")
+            yield f"block: {self.block} is odd; take an even number, as two codes of 4 bits share a byte"
         if isinstance(self.format, Format):
-            codebook(self.format)
-        return self
+            codebook(self.format)  # raises where there is none
 
     @property
     def codebook(self) -> Codebook:
@@ -83,17 +82,15 @@ class State(Settings):
     v: StoredMoment = Field(None, description="the second moment, which is not negative")
     least: int = Field(LEAST, ge=0, le=1 << 40, description="parameters of fewer elements keep a float32 state")
 
-    @model_validator(mode="after")
-    def _settings_go_together(self) -> State:
+    def mistakes(self) -> Iterator[str]:
         if self.m is None and self.v is None:
-            raise ValueError("name a format for m, for v or for both, or remove state")
+            yield "name a format for m, for v or for both, or remove state"
         if self.m is not None and self.m.root:
-            raise ValueError("m.root: only v, which is not negative, has a root; remove it")
+            yield "m.root: only v, which is not negative, has a root; remove it"
         if self.m is not None and (not isinstance(self.m.format, str) or self.m.format in map_names()):
             book = self.m.codebook
             if not book.signed:
-                raise ValueError(f"m.format: {book.name} is unsigned, and a first moment has a sign")
-        return self
+                yield f"m.format: {book.name} is unsigned, and a first moment has a sign"
 
     def of(self, name: str) -> Moment | None:
         """Return how the state tensor of that name is stored; ``None``: as it is."""

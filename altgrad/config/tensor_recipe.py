@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from altgrad.config.base import FormatSetting, Settings
 from altgrad.formats import SCALE_FORMATS, Format, get_format
@@ -82,14 +82,7 @@ class TensorRecipe(Settings):
     )
     virtual: bool = Field(False, description="weight: the arm sees the format, and no product quantizes to it")
 
-    @model_validator(mode="after")
-    def _settings_go_together(self) -> TensorRecipe:
-        for mistake in self._mistakes():
-            raise ValueError(mistake)
-        return self
-
-    def _mistakes(self) -> Iterator[str]:
-        """Yield a sentence for each setting that contradicts another one."""
+    def mistakes(self) -> Iterator[str]:
         for name, where, acts in _ACTS:
             if name in self.changed() and (chosen := getattr(self, where)) not in acts:
                 value, needed = getattr(self, name), " or ".join(acts)
