@@ -11,7 +11,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from altgrad.model import Recipe, quantize_model
 from altgrad.model.hardware import SWITCH
@@ -45,9 +51,6 @@ def model_of(recipe: str, *, sync: bool = False, codes: bool = False) -> nn.Sequ
 
 
 def sharded(model: nn.Sequential) -> nn.Sequential:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in (model[0], model[2], model[4]):
         fully_shard(layer, mesh=mesh)
@@ -81,12 +84,13 @@ def trained(model: nn.Module, rank: int = 0, count: int = 1) -> dict[str, Any]:
     return {"losses": losses, "gradients": gradients[0], "state": state}
 
 
-def gathered(recipe: str, rank: int, count: int) -> dict[str, Any] | str:
-    """Return what `trained` does where weights are gathered as codes, or what is said of it."""
+def refusal(attempt: Callable[[], object]) -> str:
+    """Return the sentence that refuses an attempt."""
     try:
-        return trained(sharded(model_of(recipe, sync=True, codes=True)), rank, count)
-    except ValueError as error:
+        attempt()
+    except (ValueError, RuntimeError, NotImplementedError) as error:
         return str(error)
+    return "nothing"
 
 
 def optimizer_of(model: nn.Module, arm: Arm) -> ArmOptimizer:
@@ -97,8 +101,6 @@ def stepped(
     model: nn.Module, arm: Arm, first: int = 0, steps: int = STEPS, at: Any = None, optimizer: Any = None
 ) -> dict[str, Any]:
     """Return weights and optimizer after steps on given gradients, which are sharded as the parameters are."""
-    from torch.distributed.tensor import distribute_tensor
-
     optimizer = optimizer or optimizer_of(model, arm)
     if at is not None:
         at(model, optimizer)
@@ -138,7 +140,10 @@ def main(folder: Path, rank: int, count: int) -> None:
         if count == 4:  # what the page of stacks alone asks for
             model = nn.parallel.DistributedDataParallel(model_of(recipe, sync=True))
             found["ddp"][recipe] = trained(model, rank, count)
-            found["gathered"][recipe] = gathered(recipe, rank, count)
+            try:
+                found["gathered"][recipe] = trained(sharded(model_of(recipe, sync=True, codes=True)), rank, count)
+            except ValueError as error:
+                found["gathered"][recipe] = str(error)
             found["parallel"][recipe] = parallel(recipe)
             found["flattened"][recipe] = flattened(recipe)
             found["drawn"][recipe] = drawn(recipe)
@@ -194,9 +199,6 @@ RESUMED = "spacing_scaled, state"
 
 def saved(folder: Path, recipe: str, count: int) -> dict[str, Tensor]:
     """Two processes save after half of the steps; as many as there are load it, and take the other half."""
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-
     model = sharded(model_of(recipe))
     if count == 2:
         optimizer = stepped(model, arm_of(RESUMED), steps=STEPS // 2)["optimizer"]
@@ -213,28 +215,14 @@ def saved(folder: Path, recipe: str, count: int) -> dict[str, Tensor]:
 
 
 def parallel(recipe: str) -> list[str]:
-    """Return what is said of tensor parallelism of quantized layers."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-    mesh, said = init_device_mesh("cpu", (dist.get_world_size(),)), []
-    for style in (ColwiseParallel(), RowwiseParallel()):
-        try:
-            parallelize_module(model_of(recipe), mesh, {"0": style})
-        except NotImplementedError as error:
-            said.append(str(error))
-    return said
+    """Return the refusals of tensor parallelism of quantized layers."""
+    mesh, styles = init_device_mesh("cpu", (dist.get_world_size(),)), (ColwiseParallel(), RowwiseParallel())
+    return [refusal(lambda style=style: parallelize_module(model_of(recipe), mesh, {"0": style})) for style in styles]
 
 
 def flattened(recipe: str) -> str:
-    """Return what is said of FSDP1."""
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    try:
-        FullyShardedDataParallel(model_of(recipe), device_id=torch.device("cpu"))
-    except RuntimeError as error:
-        return str(error)
-    return "nothing"
+    """Return the refusal of FSDP1."""
+    return refusal(lambda: FullyShardedDataParallel(model_of(recipe), device_id=torch.device("cpu")))
 
 
 def drawn(recipe: str) -> tuple[list[Tensor], list[Tensor]]:
@@ -255,32 +243,17 @@ def drawn(recipe: str) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def refused() -> dict[str, str]:
-    """What is refused, and in which words."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-
-    said = {}
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-
-    def then_quantized(model: nn.Module) -> None:
-        quantize_model(model, Recipe.uniform("E3M4"))
-
-    def tensor_parallel() -> nn.Module:
-        return parallelize_module(nn.Sequential(nn.Linear(32, 64)), mesh, {"0": ColwiseParallel()})
-
-    tries: dict[str, Callable[[], object]] = {
-        "fully_shard, then quantized": lambda: then_quantized(fully_shard(nn.Sequential(nn.Linear(32, 64)), mesh=mesh)),
-        "tensor parallel, then quantized": lambda: then_quantized(tensor_parallel()),
+    """Return the refusals by name."""
+    mesh, recipe = init_device_mesh("cpu", (dist.get_world_size(),)), Recipe.uniform("E3M4")
+    split: dict[str, Callable[[nn.Module], nn.Module]] = {
+        "fully_shard": lambda model: fully_shard(model, mesh=mesh),
+        "tensor parallel": lambda model: parallelize_module(model, mesh, {"0": ColwiseParallel()}),
     }
-    for name in REFUSED:
-        tries[name] = partial(stepped, sharded(model_of("tensor")), arm_of(name))
-    for name, attempt in tries.items():
-        try:
-            attempt()
-        except (ValueError, RuntimeError, NotImplementedError) as error:
-            said[name] = str(error)
-    return said
+    said = {
+        f"{name}, then quantized": refusal(lambda by=by: quantize_model(by(nn.Sequential(nn.Linear(32, 64))), recipe))
+        for name, by in split.items()
+    }
+    return said | {name: refusal(partial(stepped, sharded(model_of("tensor")), arm_of(name))) for name in REFUSED}
 
 
 def _start(rank: int, program: str, folder: Path, count: int) -> None:

@@ -14,14 +14,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from altgrad.model import Recipe, quantize_model
-from tests.model.fully_sharded import WAYS, arm_of, optimizer_of, stepped, whole
+from tests.model.fully_sharded import WAYS, arm_of, optimizer_of, refusal, stepped, whole
 from tests.model.stacks.moves import Checkpointed
 
 FORMATS = ("E4M3", "E5M2", "E3M4", "E7M0", "E2M1", "E2M3", "E4M3FNUZ")
@@ -166,18 +168,12 @@ def compiled_whole(codes: bool) -> Made:
 
 
 def refused() -> dict[str, str]:
-    """What is said of ways to shard that codes do not go with."""
-    said = {}
+    """Return the refusals of ways to shard that codes do not go with."""
     ways: dict[str, dict[str, Any]] = {
         "placement": {"shard_placement_fn": lambda p: Shard(p.ndim - 1)},
         "part of the processes": {"reshard_after_forward": 2},
     }
-    for name, options in ways.items():
-        try:
-            train(shard(quantized(True, layers(WIDTH, 64, 64, WIDTH)), **options))
-        except (ValueError, NotImplementedError) as error:
-            said[name] = str(error)
-    return said
+    return {name: refusal(lambda way=way: train(shard(quantized(True), **way))) for name, way in ways.items()}
 
 
 def of_arm(name: str, codes: bool) -> Made:
@@ -192,9 +188,6 @@ def of_arm(name: str, codes: bool) -> Made:
 
 def resumed(folder: Path, codes: bool) -> Made:
     """What is saved with codes goes on without, and the other way round."""
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-
     model, name = shard(quantized(codes)), "spacing_scaled"
     weights, state = get_state_dict(model, stepped(model, arm_of(name), steps=2)["optimizer"])
     place = folder / f"{dist.get_world_size()}-{codes}"

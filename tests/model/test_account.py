@@ -71,6 +71,8 @@ def test_a_layer_that_is_never_called_is_not_called_quantized():
     with pytest.warns(UserWarning, match="out_proj"):
         quantize_model(model, Recipe.uniform("E4M3"))
     assert list(account(model).quantized) == ["1"]
+    said = "MultiheadAttention multiplies with it itself, past the layer"
+    assert account(model).left["0.out_proj.weight"] == said
 
 
 class Around(nn.Module):
@@ -103,9 +105,3 @@ def test_a_weight_that_other_code_multiplies_with_is_not_called_quantized():
     assert found.shares == {"quantized": (whole - 3 * 64 - 16 * 8) / whole, "unknown": (3 * 64 + 16 * 8) / whole}
     with pytest.raises(ValueError, match="in name only"):
         quantize_model(Around(), Recipe.uniform("E4M3"))
-
-
-def test_attentions_own_projection_is_said_to_be_read_by_the_module_around_it():
-    left = account(nn.TransformerEncoderLayer(8, 2)).left
-    said = "MultiheadAttention multiplies with it itself, past the layer"
-    assert left["self_attn.out_proj.weight"] == said

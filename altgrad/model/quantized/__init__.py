@@ -1,0 +1,1 @@
+"""``QuantizedLinear`` and its parts; a package, so that ``altgrad.model`` has the layer apart from what uses it."""
