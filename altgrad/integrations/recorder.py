@@ -20,7 +20,7 @@ from altgrad.config.tasks import HISTORY
 from altgrad.integrations.folder import Folder, settings_of
 from altgrad.model import layer_recipe, linear_layers, matrix_of
 from altgrad.optim import ArmOptimizer
-from altgrad.optim.grids import weight_grids
+from altgrad.optim.weight_grid import weight_grids
 from altgrad.training import machine
 from altgrad.training.evaluation import LossAlone
 from altgrad.training.monitor import Monitor, Row, largest_overflow

@@ -15,7 +15,7 @@ from altgrad.model.from_cell import arm_of, config_of, recipes_of
 from altgrad.model.hardware import select_device
 from altgrad.model.published import start_from
 from altgrad.model.surgery import TORCHAO_DIVISOR
-from altgrad.optim.grids import weight_grids
+from altgrad.optim.weight_grid import weight_grids
 
 
 def check_cells(cells: list[Cell], vocab_size: int, baseline: str) -> None:

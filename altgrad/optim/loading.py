@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from altgrad.config.arms import Arm
 from altgrad.config.state import State
 from altgrad.model.quantized.data_parallel import is_sharded
-from altgrad.optim.coded import MOMENTS, POWER, SCALE, Coding, Codings, decoded
-from altgrad.optim.sharded import joined, local, split_as, whole
-from altgrad.optim.stored import plain
-from altgrad.optim.weight_grid import WeightGrid
+from altgrad.optim.code_weights import plain
+from altgrad.optim.sharded import from_part, gather_full, local, split_as
+from altgrad.optim.state_codec import MOMENTS, POWER, SCALE, Coding, Codings, decoded
+from altgrad.optim.weight_grid import HELD, WeightGrid
 
-HELD = "held_amax"
 #: Parts of the names that torch.compile, FSDP1 and checkpoint_wrapper give the parameters of a module.
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 STORED = "stored"  # of a saved group: the arm's ``state``, by which its codes are read
@@ -90,7 +89,8 @@ class Resumable(torch.optim.Optimizer):
                     on_cpu = p in self.grids or self.codings.of(p)
                     kept[name] = t.float().to("cpu" if on_cpu else p.device, copy=True)
                 elif self.codings.of(p).keys() & {name, name.removesuffix(SCALE), name.removesuffix(POWER)}:
-                    kept[name] = (split_as(p, t) if self.codings.in_parts(p) else whole(t)).to(p.device, copy=True)
+                    t = split_as(p, t) if self.codings.in_parts(p) else gather_full(t)
+                    kept[name] = t.to(p.device, copy=True)
                 else:
                     kept[name] = split_as(p, t).to(p.device, self.moment_dtype(p), copy=True)
             if kept:
@@ -199,9 +199,9 @@ def as_stored(saved: dict[str, Tensor], stored: dict[str, Any] | None, own: Codi
     found = in_float32({name: t.to(p.device) for name, t in saved.items()}, codings, p)
     for name in sorted(own.of(p).keys() & found.keys()):
         t = found.pop(name)
-        t = local(split_as(p, t)) if own.in_parts(p) else whole(t)
+        t = local(split_as(p, t)) if own.in_parts(p) else gather_full(t)
         parts = own.of(p)[name].encode(t.float(), nearest=True)
-        found.update((name + part, joined(p, of_it) if own.in_parts(p) else of_it) for part, of_it in parts.items())
+        found.update((name + part, from_part(p, of_it) if own.in_parts(p) else of_it) for part, of_it in parts.items())
     return found
 
 

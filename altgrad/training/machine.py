@@ -23,8 +23,8 @@ from altgrad.model.hardware import SWITCH, multiplies_bf16
 from altgrad.model.layers import quantizer_of
 from altgrad.numerics.cpu import kernels
 from altgrad.optim import ArmOptimizer
-from altgrad.optim.coded import POWER, SCALE
 from altgrad.optim.sharded import local
+from altgrad.optim.state_codec import POWER, SCALE
 from altgrad.training.compiled_files import remove_damaged
 
 PEAK = Path("/proc/self/status")

@@ -31,7 +31,7 @@ from altgrad.model.layers import quantizer_of
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics.block_statistics import block_statistics
 from altgrad.numerics.sums import excess_kurtosis, magnitudes, rounding_sums
-from altgrad.optim.sharded import whole
+from altgrad.optim.sharded import gather_full
 
 SEQUENCES = 4  # the first of a batch: each has an entropy per head and position, and the mean is over all
 LOW = 1.0  # nats: a head below it attends to fewer than e = 2.7 tokens
@@ -160,7 +160,7 @@ class Monitor:
             Row(step, name, "weight_grad", metric, value)
             for name, layer in self.layers.items()
             if layer.weight.grad is not None
-            for metric, value in gradient_statistics(whole(layer.weight.grad)).items()
+            for metric, value in gradient_statistics(gather_full(layer.weight.grad)).items()
         ]
 
     @contextmanager

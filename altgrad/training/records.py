@@ -21,7 +21,7 @@ from torch import Tensor
 
 from altgrad.common.files import replacing, write_rows
 from altgrad.config.tasks import HISTORY
-from altgrad.optim.stored import plain
+from altgrad.optim.code_weights import plain
 from altgrad.training.monitor import Row
 
 

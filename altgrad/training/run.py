@@ -18,7 +18,7 @@ from altgrad.model import account, layer_recipe, linear_layers
 from altgrad.model.from_cell import arm_of, build_model, recipes_of
 from altgrad.model.hardware import select_device
 from altgrad.optim import build_optimizer
-from altgrad.optim.grids import weight_grids
+from altgrad.optim.weight_grid import weight_grids
 from altgrad.training import machine, probes, ranks
 from altgrad.training.checkpoint import unique_state
 from altgrad.training.ranks import Ranks

@@ -29,8 +29,8 @@ from altgrad.data.tasks import Task
 from altgrad.model import Recipe, requantize_model
 from altgrad.model.gpt import GPT, Block
 from altgrad.optim import ArmOptimizer, WeightGrid
-from altgrad.optim.grids import weight_grids
-from altgrad.optim.sharded import whole
+from altgrad.optim.sharded import gather_full
+from altgrad.optim.weight_grid import weight_grids
 from altgrad.training import checkpoint, machine, probes
 from altgrad.training.evaluation import Evaluation, measures_of
 from altgrad.training.graphs import compile_model
@@ -214,7 +214,8 @@ class Trainer:
             for grad in grads:
                 grad.div_(factor)
         total_norm = nn.utils.get_total_norm(grads)
-        found, norm = torch.stack([loss.float(), whole(total_norm).float()]).tolist()  # the one wait for the device
+        # The one wait for the device.
+        found, norm = torch.stack([loss.float(), gather_full(total_norm).float()]).tolist()
         return found, total_norm, norm
 
     def _change(self) -> None:

@@ -26,7 +26,7 @@ from altgrad.model import linear_layers
 from altgrad.numerics.sums import magnitudes
 from altgrad.numerics.update_sums import LOWEST_BINADE, UpdateSums, update_sums
 from altgrad.optim import ArmOptimizer, WeightGrid
-from altgrad.optim.sharded import whole
+from altgrad.optim.sharded import gather_full
 from altgrad.training.monitor import Row
 
 
@@ -56,14 +56,14 @@ class UpdateMonitor:
         yield
         for name, old in before.items():
             weight = self.layers[name]
-            new = whole(weight).detach()
+            new = gather_full(weight).detach()
             found = moved(old.weight, new)
             if old.scale is not None:
                 found |= self._on_grid(weight, old, new)
             rows += [Row(step, name, "update", metric, value) for metric, value in found.items()]
 
     def _before(self, weight: nn.Parameter) -> _Before:
-        old = whole(weight).detach().clone()
+        old = gather_full(weight).detach().clone()
         if weight not in self.grids:
             return _Before(old, None, None)
         return _Before(old, self.grids[weight].scale(old), self.optimizer.wanted(weight))
@@ -72,8 +72,8 @@ class UpdateMonitor:
         assert old.scale is not None
         grid = self.grids[weight]
         sums = update_sums(
-            old.weight, new, new if old.wanted is None else old.wanted, whole(weight.grad), old.scale, grid.scale(new),
-            grid.constants, grid.refinement,
+            old.weight, new, new if old.wanted is None else old.wanted, gather_full(weight.grad), old.scale,
+            grid.scale(new), grid.constants, grid.refinement,
         )  # fmt: skip
         found = update_statistics(sums)
         cosine = self._cosine(weight, old.weight, new)

@@ -201,7 +201,7 @@ def test_every_setting_and_number_of_an_arm_has_its_name_in_cpp():
 
 
 @pytest.mark.parametrize(
-    ("operator", "name"), [("arm_step", "spacing_scaled"), ("arm_step", "rung"), ("arm_steps", "adamw_coat")]
+    ("operator", "name"), [("arm_step", "spacing_scaled"), ("arm_step", "rung"), ("coded_arm_step", "adamw_coat")]
 )
 def test_the_operator_keeps_torchs_contract(operator, name, monkeypatch):
     """It changes what its schema says and nothing else, and can be traced."""

@@ -9,7 +9,7 @@ from torch import nn
 from altgrad.formats import get_format
 from altgrad.numerics import quantize, rung, ulp
 from altgrad.optim import Arm, ArmOptimizer, update_cpu
-from altgrad.optim.stored import StoredWeight, plain
+from altgrad.optim.code_weights import CodeWeight, plain
 from tests.optim.arms import EXTREMES, FORMATS, ON_GRID, arm_named, grid_of, make, normal_weights, step
 
 
@@ -45,7 +45,7 @@ def test_codes_in_memory_stand_for_their_weights_at_any_scale(compiler, fmt):
         weight.grad = torch.zeros_like(values)
         before = plain(weight.detach())
         optimizer.step()
-        assert isinstance(weight, StoredWeight) and weight.memory.steps_in_codes
+        assert isinstance(weight, CodeWeight) and weight.memory.steps_in_codes
         assert torch.equal(plain(weight.detach()), before)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from altgrad.config.bases import BASES
 from altgrad.model import Recipe, quantize_model
 from altgrad.optim import Arm, build_optimizer, update_cpu
-from altgrad.optim.stored import StoredWeight
+from altgrad.optim.code_weights import CodeWeight
 from tests.optim.arms import ARMS, arm_named
 
 STATE = {"state": {"m": "E4M3", "v": "UE4M4", "least": 0}}
@@ -72,7 +72,7 @@ def test_so_is_a_step_on_the_quantization_grid(
     shared = nn.Linear(32, 32, bias=False)
     shared.weight = model[0].weight
     require_refused(shared, optimizer, shared.weight.dtype)
-    assert isinstance(shared.weight, StoredWeight) == (CASES[name].store == "codes")
+    assert isinstance(shared.weight, CodeWeight) == (CASES[name].store == "codes")
 
 
 def test_a_step_that_is_skipped_leaves_the_versions() -> None:

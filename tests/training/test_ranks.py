@@ -23,7 +23,7 @@ from altgrad.model.quantized import data_parallel
 from altgrad.model.quantized.data_parallel import share_rows
 from altgrad.numerics.random import words
 from altgrad.optim.checks import check_cells
-from altgrad.optim.sharded import whole
+from altgrad.optim.sharded import gather_full
 from altgrad.training import ranks, train_cell
 from altgrad.training.trainer import Trainer
 from tests.model.fully_sharded import CODED
@@ -61,7 +61,7 @@ def after_two_steps(name: str, mine: ranks.Ranks) -> dict[str, Tensor]:
     for _ in range(2):
         model.zero_grad()
         (mine.loss(model, mine.share(inputs), mine.share(targets), last=True) / mine.count).backward()
-    found = {name: whole(p.grad) for name, p in model.named_parameters()}
+    found = {name: gather_full(p.grad) for name, p in model.named_parameters()}
     return found | {name: buffer.clone() for name, buffer in model.named_buffers() if "history" in name}
 
 

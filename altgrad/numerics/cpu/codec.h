@@ -1,11 +1,11 @@
-// A moment as codes and scales, in loops: altgrad/optim/coded.py, with the same bits.
+// A moment as codes and scales, in loops: altgrad/optim/state_codec.py, with the same bits.
 //
 // Where blocks are not of a chunk, as a tensor or a row is one, what their scales come from is measured in a pass of its
 // own, and the old scales stay until all has been stored.
 //
 // Codes of formats come from the bits of a float32, those of maps from a table of its upper bits, in each entry of which
 // lies one threshold at most; of moments whose range is expanded the table has the logarithms of the codes' values.
-// state_cpu.py packs header, values and table.
+// state_codec.py packs header, values and table.
 
 #pragma once
 
@@ -16,11 +16,9 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <numeric>
 #include <vector>
 
 #include "definitions.h"
-#include "eights.h"
 #include "expansion.h"
 #include "philox.h"
 
@@ -88,13 +86,10 @@ class Codec {
         const uint32_t bits = std::bit_cast<uint32_t>(x[i]) & kMagnitude;
         largest = std::max(largest, bits), least = std::min(least, bits - 1);
       }
-      measure_block(block, largest, least);
+      std::atomic<uint32_t> &most = measured_->largest[block], &fewest = measured_->least[block];
+      for (uint32_t was = most; was < largest && !most.compare_exchange_weak(was, largest);) continue;
+      for (uint32_t was = fewest; was > least && !fewest.compare_exchange_weak(was, least);) continue;
     });
-  }
-  void measure_block(int64_t block, uint32_t largest, uint32_t least) const {
-    std::atomic<uint32_t> &most = measured_->largest[block], &fewest = measured_->least[block];
-    for (uint32_t was = most; was < largest && !most.compare_exchange_weak(was, largest);) continue;
-    for (uint32_t was = fewest; was > least && !fewest.compare_exchange_weak(was, least);) continue;
   }
 
   void settle() const {
@@ -159,38 +154,6 @@ class Codec {
       for (int64_t i = 0; i < n; i += 2) codes_[(first + i) / 2] = static_cast<uint8_t>(codes[i] << 4 | codes[i + 1]);
     }
   }
-
-#ifdef ALTGRAD_EIGHTS
-  // Whether the loops of eights.h take these codes, of moments without a sign if `sign` is false.
-  bool in_eights(bool sign) const {
-    const bool plain = !mapped_ && !stochastic_ && powers_ == nullptr && sign_shift_ == 24 && shift_ < 23 &&
-                       spacing_ >= 0x1p-40f;
-    const int32_t binades = (std::bit_cast<int32_t>(max_) - lowest_normal()) >> 23;  // above the first normal one
-    return plain && binades < 30 && (!sign || (negative_zero_ && sign_code_ != 0)) && unit() % Eights::kPack == 0;
-  }
-  // Whether they take the block at this place too, whose scale times any `unit` is finite.
-  bool in_eights_at(int64_t place) const { return scale_of(place) <= 0x1p60f; }
-  Eights eights() const { return {shift_, lowest_normal()}; }
-  // Elements of a chunk that have one scale.
-  int64_t unit() const { return std::gcd(block_, codec::kChunk); }
-  int64_t block_of(int64_t place) const { return place / block_; }
-  bool root() const { return root_; }
-  float scale_of(int64_t place) const { return scale_at(place / block_); }
-
-  // Stores a unit, whose root has been taken, from its largest magnitude on.
-  template <bool kSigned>
-  void store_unit(const Eights& eights, int64_t place, float* x, float largest) const {
-    const int64_t block = place / block_;
-    if (measured_) largest = std::bit_cast<float>(measured_->largest[block].load());
-    const float scale = largest <= 0x1p58f ? new_scale(block, largest) : 0.0f;
-    if (scale >= 0x1p-60f) {
-      eights.store<kSigned>(x, unit(), scale, codes_ + place);
-    } else {
-      encode_block(block, x, x, unit(), largest, codes_ + place);
-    }
-  }
-  const uint8_t* codes_at(int64_t place) const { return codes_ + place; }
-#endif
 
  private:
   static constexpr int64_t kRoom = 512 + Stream::kRow;
