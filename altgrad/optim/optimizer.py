@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeVar, cast, overload
 
 import torch
@@ -20,8 +20,8 @@ from altgrad.numerics.tracing import compile_apart, sent
 from altgrad.optim import update, update_cpu, update_gpu
 from altgrad.optim.code_weights import CodeWeight, plain, store
 from altgrad.optim.groups import completed, initial_groups, share_kept, step_adamw, step_numbers, step_sgd
-from altgrad.optim.loading import Resumable, in_float32
-from altgrad.optim.sharded import all_finite, from_part, gather_full, gathered, is_elementwise, largest, local
+from altgrad.optim.loading import Resumable
+from altgrad.optim.sharded import all_finite, gather_full, gathered, is_elementwise, largest, local
 from altgrad.optim.state_codec import Codings, opened
 from altgrad.optim.stiffness import Stiffness
 from altgrad.optim.weight_grid import WeightGrid
@@ -29,6 +29,7 @@ from altgrad.optim.weight_grid import WeightGrid
 Loss = TypeVar("Loss", bound=Tensor | float)
 Stream = tuple[int, int, int]  # seed, parameter and step of random numbers
 AnyLoops = update_cpu.Loops | update_gpu.Kernels
+Opened = AbstractContextManager[tuple[Tensor, Tensor, update.State, Tensor | None]]
 #: What a copy has besides what torch's optimizers have.
 KEPT = ("arm", "steps", "seed", "skipped", "reference", "compiled", "grids", "known", "sharded")
 LAYOUT_OF = Tensor.layout.__get__  # type: ignore[attr-defined] # a property's, which is called for every gradient
@@ -131,15 +132,17 @@ class ArmOptimizer(Resumable):
         """
         if self.arm.needs_format:
             self.grids = {p: weights[p] for p in self.grids}
-        self._stiffness = {p: self._stiffness_of(grid, p.device) for p, grid in self.grids.items()}
+        arm, names = self.arm, self._acting.names
+        self._stiffness: dict[nn.Parameter, Stiffness | None] = {}
         self._loops: dict[nn.Parameter, AnyLoops] = {}
-        names = self._acting.names
         for p, grid in self.grids.items():
-            stiff = self._stiffness[p]
-            if stiff is not None and update_gpu.available(self.arm, p, grid, names):
-                self._loops[p] = update_gpu.Kernels(self.arm, grid, stiff, self._waiting)
-            elif update_cpu.available(self.arm, local(p), grid):
-                self._loops[p] = update_cpu.Loops(self.arm, names, grid, stiff, self._orders[p], self.codings.of(p))
+            stiff = self._stiffness[p] = None if arm.stiffness is None else Stiffness(
+                grid.format, arm.stiffness, arm.foreign, knee=arm.knee, slope=arm.slope
+            ).to(p.device)  # fmt: skip
+            if stiff is not None and update_gpu.available(arm, p, grid, names):
+                self._loops[p] = update_gpu.Kernels(arm, grid, stiff, self._waiting)
+            elif update_cpu.available(arm, local(p), grid):
+                self._loops[p] = update_cpu.Loops(arm, names, grid, stiff, self._orders[p], self.codings.of(p))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters that are stepped in the plain form; settings that the group lacks are the arm's.
@@ -197,9 +200,10 @@ class ArmOptimizer(Resumable):
                     "steps, and no more is said of them", stacklevel=4,
                 )  # fmt: skip
             return loss
-        place = 0  # of a parameter among all, which is its number in streams of random numbers
+        place = 0  # of a parameter, which numbers its stream of random numbers
         for group in self.param_groups:
-            present = [(i, p) for i, p in enumerate(group["params"], place) if p.grad is not None]
+            first = 0 if group["quantized"] else place
+            present = [(i, p) for i, p in enumerate(group["params"], first) if p.grad is not None]
             place += len(group["params"])
             if group["quantized"]:
                 self._step_by_rule(self._acting, group, present)
@@ -229,43 +233,34 @@ class ArmOptimizer(Resumable):
         if states:
             torch._foreach_add_([state["step"] for state in states], 1)
         for (place, p), state in zip(present, states, strict=True):
-            step, grid = int(state["step"].item()), self.grids.get(p)
+            step, grid, loops = int(state["step"].item()), self.grids.get(p), self._loops_of(form, p)
             which = step, 1 if grid is None else grid.refinement
             if which not in numbers:
                 numbers[which] = self._numbers(group, *which, p.device)
-            stream, loops = (self.seed, place, step), self._loops_of(form, p)
-            if p.dtype == torch.float32 and not (self.sharded or self.arm.state or self.arm.store == "codes"):
-                self._move(form, loops, p, p, cast("Tensor", p.grad), state, None, numbers[which], stream)
-                continue
-            with self._opened(form, loops, p, state, stream) as (w, g, moments, amax):
-                self._move(form, loops, p, w, g, moments, amax, numbers[which], stream)
+            stream = self.seed, place, step
+            if p.dtype != torch.float32 or self.sharded or self.arm.state is not None or self.arm.store == "codes":
+                opened_weight: Opened = self._opened(form, loops, p, state, stream)
+            else:
+                moments = {name: state[name] for name in form.names}
+                opened_weight = nullcontext((p, p.grad, moments, None if grid is None else grid.remembered()))
+            with opened_weight as (w, g, moments, amax):
+                if loops is not None:
+                    loops.step(w, g, moments, numbers[which], stream, amax)
+                else:
+                    form.rule(w, g, moments, numbers[which], self._grid_tensors(p, stream, amax))
         update_gpu.run(self._waiting)
-
-    def _move(
-        self, form: Form, loops: AnyLoops | None, p: nn.Parameter, w: Tensor, g: Tensor, state: update.State,
-        amax: Tensor | None, numbers: Tensor, stream: Stream,
-    ) -> None:  # fmt: skip
-        """Step ``w``, the values of ``p``, by ``loops`` or the rule; ``amax`` sets the scale if the grid says none."""
-        grid = self.grids.get(p)
-        if grid is not None and amax is None:
-            amax = grid.remembered()
-        if loops is not None:
-            loops.step(w, g, state, numbers, stream, amax)
-        else:
-            tensors = update.NO_GRID if grid is None else self._grid_tensors(p, stream)._replace(remembered=amax)
-            form.rule(w, g, {name: state[name] for name in form.names}, numbers, tensors)
 
     @contextmanager
     def _opened(
         self, form: Form, loops: AnyLoops | None, p: nn.Parameter, state: update.State, stream: Stream
     ) -> Iterator[tuple[Tensor, Tensor, update.State, Tensor | None]]:
-        """Give the weight, gradient and state of ``p`` as a rule takes them, and the amax of all of a sharded weight.
+        """Give weight, gradient, state and scale's amax of ``p`` as ``loops`` or a rule take them; keep the results.
 
         Codes are decoded, unless the loops read them. bfloat16 becomes float32. Of a sharded weight a rule gets this
-        process's part if it looks at no other element, else all of it. The results are written back afterwards.
+        process's part if it looks at no other element, else all of it.
         """
         w, g, grid, codings = cast("Tensor", p), cast("Tensor", p.grad), self.grids.get(p), self.codings.of(p)
-        amax, dtype = None, self.moment_dtype(p)
+        amax, dtype = None if grid is None else grid.remembered(), self.moment_dtype(p)
         with ExitStack() as stack:
             if loops is None or not loops.reads_codes:
                 state = stack.enter_context(opened(codings, state, form.names, p, stream))
@@ -273,8 +268,7 @@ class ArmOptimizer(Resumable):
                 elementwise = grid is None or is_elementwise(self.arm, grid)
                 if elementwise and (not codings or self.codings.in_parts(p)):
                     if grid is not None:
-                        amax, remembered = largest(p), grid.remembered()
-                        amax = amax if remembered is None else torch.where(remembered > 0, remembered, amax)
+                        amax = largest(p) if amax is None else torch.where(amax > 0, amax, largest(p))
                     w, g, state = local(p), local(g), {name: local(t) for name, t in state.items()}
                 else:
                     w, g, state = stack.enter_context(gathered(p, g, state, dtype))
@@ -302,22 +296,21 @@ class ArmOptimizer(Resumable):
     # --- what it is made of --------------------------------------------------------------------------
 
     def adamw_direction(self, p: nn.Parameter) -> Tensor | None:
-        """Return the direction, before the learning rate, that AdamW takes on the gradients so far, if it is known.
+        """Return AdamW's direction on the gradients so far, before the learning rate: (out, in) float32, gathered.
 
-        For a weight that has been stepped: (out, in) float32, whole.
+        None for a weight that was not stepped, or whose AdamW moments are not kept.
         """
         state = self.state.get(p, {})
         if "reference_avg" not in state and not ("exp_avg" in state and self.arm.has_adam_moments):
             return None
-        group = self._group_of(p)
-        numbers = self._numbers(group, self.state[p]["step"].item(), 1, p.device)
+        numbers = self._numbers(self._group_of(p), state["step"].item(), 1, p.device)
         return update.adamw_direction(self._decoded(p), numbers)
 
     @torch.no_grad()
     def wanted(self, p: nn.Parameter) -> Tensor | None:
-        """Return where the next step would put ``p`` (out, in) if nothing were rounded to its quantization grid.
+        """Return where the next step would put ``p`` (out, in), gathered, without rounding to its quantization grid.
 
-        Of weights that live on theirs, with their gradient at hand; None for any other. Nothing changes. It is whole.
+        None for master weights and for one without a gradient. Nothing changes.
         """
         if self.arm.weights != "quantized" or p not in self.grids or p.grad is None:
             return None
@@ -327,54 +320,33 @@ class ArmOptimizer(Resumable):
         state = {name: gather_full(kept[name]).clone() if name in kept else torch.zeros_like(w) for name in names}
         step = 1 + (kept["step"].item() if "step" in kept else 0)
         numbers = self._numbers(self._group_of(p), step, self.grids[p].refinement, p.device)
-        return update.wanted(self.arm, w, g, state, numbers, self._grid_tensors(p, (0, 0, 0)))
+        grid = self._grid_tensors(p, (0, 0, 0), self.grids[p].remembered())
+        return update.wanted(self.arm, w, g, state, numbers, grid)
 
     def decay(self, p: nn.Parameter) -> float:
-        """Return what the last step multiplied ``p`` with before the update."""
+        """Return the share of ``p`` that the decay of the last step left."""
         return share_kept(self._group_of(p))
-
-    def _decoded(self, p: nn.Parameter) -> dict[str, Tensor]:
-        """Return the state of ``p``, whole, with its moments in float32."""
-        return in_float32({name: gather_full(t) for name, t in self.state.get(p, {}).items()}, self.codings.of(p), p)
 
     def _group_of(self, p: nn.Parameter) -> dict[str, Any]:
         return next(group for group in self.param_groups if any(p is q for q in group["params"]))
 
-    def _state(self, p: nn.Parameter, names: Iterable[str], counter: torch.device | str = "cpu") -> dict[str, Tensor]:
-        state = self.state[p]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=counter)
-            codings = self.codings.of(p)
-            for name in names:
-                if name in codings:
-                    in_parts = self.codings.in_parts(p)
-                    parts = codings[name].zeros(local(p).shape if in_parts else p.shape)
-                    state.update((name + part, from_part(p, t) if in_parts else t) for part, t in parts.items())
-                else:
-                    state[name] = torch.zeros_like(p, dtype=self.moment_dtype(p), memory_format=torch.preserve_format)
-        return state
-
     def _numbers(self, group: dict[str, Any], step: float, refinement: int, device: torch.device) -> Tensor:
         return sent(step_numbers(group, self.arm, step, self.steps, refinement), device)
 
-    def _grid_tensors(self, p: nn.Parameter, stream: tuple[int, int, int]) -> update.GridTensors:
+    def _grid_tensors(self, p: nn.Parameter, stream: Stream, amax: Tensor | None) -> update.GridTensors:
+        if p not in self.grids:
+            return update.NO_GRID
         grid, stiff = self.grids[p], self._stiffness[p]
         return update.GridTensors(
             constants=grid.constants,
             stiff_constants=None if stiff is None else stiff.constants,
             numbers=None if stiff is None else stiff.numbers,
             order=self._orders[p],
-            remembered=grid.remembered(),
+            remembered=amax,
             options=grid.options,
             stream=sent(torch.tensor(stream), p.device) if self.arm.rounding != "nearest" else None,
             held=grid.held if self.arm.weights == "quantized" else None,
         )
-
-    def _stiffness_of(self, grid: WeightGrid, device: torch.device) -> Stiffness | None:
-        arm = self.arm
-        if arm.stiffness is None:
-            return None
-        return Stiffness(grid.format, arm.stiffness, arm.foreign, knee=arm.knee, slope=arm.slope).to(device)
 
     @torch.no_grad()
     def _put_on_grid(self) -> None:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from altgrad.config.arms import Arm
-from altgrad.config.state import Moment
+from altgrad.config.state import Moment, State
 from altgrad.formats.codebook import Codebook
 from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.numerics import compute_scale, uniform
@@ -181,13 +181,18 @@ class Codings:
         if self.state is None or p.numel() < self.state.least:
             return {}
         if p.device not in self._known:
-            named = ((name, self.state.of(name)) for name in MOMENTS)
-            self._known[p.device] = {name: Coding(moment, p.device) for name, moment in named if moment is not None}
+            self._known[p.device] = codings_of(self.state, p.device)
         return self._known[p.device]
 
     def in_parts(self, p: Tensor) -> bool:
         """Return whether a process's part of ``p`` says all of its codes: scales and random numbers are of no more."""
         return is_sharded(p) and all(_is_local(p, coding.moment) for coding in self.of(p).values())
+
+
+def codings_of(state: State | None, device: torch.device) -> dict[str, Coding]:
+    """Return the coding of each moment that the section ``state`` of an arm stores as codes, by its name."""
+    moments = {} if state is None else {name: state.of(name) for name in MOMENTS}
+    return {name: Coding(moment, device) for name, moment in moments.items() if moment is not None}
 
 
 def _is_local(p: Tensor, moment: Moment) -> bool:
