@@ -51,8 +51,6 @@ float exponential(float x) {
   return (sum * rest * rest + rest + 1.0f) * power;
 }
 
-// --- the rule -----------------------------------------------------------------------------------------------
-
 void advance_moments(float* __restrict m, float* __restrict v, const float* __restrict g, int64_t n, const Numbers h) {
   const float rest1 = 1.0f - h.beta1, rest2 = 1.0f - h.beta2;
   for (int64_t i = 0; i < n; ++i) {
@@ -65,14 +63,9 @@ float adam_direction(float m, float v, const Numbers& h) {
   return m * h.unbias1 / (std::sqrt(v * h.unbias2) + h.eps);
 }
 
-void direct_adam(float* __restrict m, float* __restrict v, const float* __restrict g, float* __restrict step, int64_t n,
+void direct_adam(const float* __restrict m, const float* __restrict v, float* __restrict step, int64_t n,
                  const Numbers h) {
-  const float rest1 = 1.0f - h.beta1, rest2 = 1.0f - h.beta2;
-  for (int64_t i = 0; i < n; ++i) {
-    m[i] = m[i] + (g[i] - m[i]) * rest1;
-    v[i] = v[i] * h.beta2 + g[i] * g[i] * rest2;
-    step[i] = adam_direction(m[i], v[i], h);
-  }
+  for (int64_t i = 0; i < n; ++i) step[i] = adam_direction(m[i], v[i], h);
 }
 
 // The second moment is of the squared length of the gradient under the metric.
@@ -151,7 +144,8 @@ void direct(Arm arm, const Numbers& h, const Tensors& t, float* m, float* v, int
       direct_madam(t.p + first, v, g, step, n, h);
       break;
     case direction::kAdam:
-      direct_adam(m, v, g, step, n, h);
+      advance_moments(m, v, g, n, h);
+      direct_adam(m, v, step, n, h);
       break;
     default:
       unknown("direction", arm[setting::kDirection]);
@@ -258,10 +252,8 @@ class Step {
         const float moved = arm_[setting::kUnit] == unit::kLog ? step[i] * weight[i] : step[i];
         return moved * moved;
       });
-      wanted[chunk] = chunk_sum(n, [&](int64_t i) {
-        const float adam = adam_direction(m[i], v[i], h_);
-        return adam * adam;
-      });
+      direct_adam(m, v, factor, n, h_);
+      wanted[chunk] = chunk_sum(n, [&](int64_t i) { return factor[i] * factor[i]; });
       moments.store(t_, first, n, stream_);
     });
     const float found = static_cast<float>(std::sqrt(total(wanted) / total(own)));

@@ -24,21 +24,6 @@
 
 namespace altgrad {
 
-// x / divisor, correctly rounded, for many x and one divisor: a product and two fused multiply-adds (Brisebarre, Muller
-// and Raina 2004, "Accelerating correctly rounded floating-point division when the divisor is known in advance"). What
-// is left over has the other sign, by which a zero keeps its own.
-struct FusedDivision {
-  float divisor, reciprocal, negative_reciprocal;
-
-  explicit FusedDivision(float divisor)
-      : divisor(divisor), reciprocal(1.0f / divisor), negative_reciprocal(-1.0f / divisor) {}
-
-  float operator()(float x) const {
-    const float quotient = x * reciprocal;
-    return std::fma(std::fma(quotient, divisor, -x), negative_reciprocal, quotient);
-  }
-};
-
 // Of blocks that are not of a chunk: the bits of their largest and least magnitudes, and what is made of them.
 struct Measured {
   std::vector<std::atomic<uint32_t>> largest, least;  // least: less one, so that zero is above all others
@@ -194,16 +179,6 @@ class Codec {
     }
   }
 
-  // Calls run with a function that divides by scale: fused where no quotient that matters, which is not far below the
-  // smallest value, comes near the ends of float32.
-  template <class F>
-  void with_division(const float scale, const F& run) const {
-#ifdef ALTGRAD_FMA
-    if (spacing_ >= 0x1p-40f && scale >= 0x1p-60f && scale <= 0x1p60f) return run(FusedDivision(scale));
-#endif
-    run([scale](float y) { return y / scale; });
-  }
-
   // Codes are made as numbers of 32 bits, and narrowed by a loop of their own: in one loop with floats, compilers take
   // 32 elements at a time, and have no registers for them.
   template <class D>
@@ -301,7 +276,7 @@ class Codec {
       return encode(x, random, n, [](float y) { return y; }, codes);
     }
     const float scale = new_scale(block, std::min(largest, kMost));
-    with_division(scale, [&](const auto divided) { encode(x, random, n, divided, codes); });
+    encode(x, random, n, [scale](float y) { return y / scale; }, codes);
   }
 
   // The scale of a block, which is kept now where nobody needs the old one.
