@@ -1,14 +1,14 @@
-"""A moment as codes and scales: the definition, in tensor operations; `update_cpu.cpp` does the same in a step's loops.
+"""A moment as codes and scales, by tensor operations; `codec.h` of `altgrad.numerics.cpu` does the same in loops.
 
-A float32 tensor is divided into groups: the whole of it, rows of its last dimension, or blocks of the flattened
-tensor, the last of which may be shorter. The scale of a group is ``max(amax, 1e-12) / largest``, with the codebook's
-largest value, in float32 as torchao has it, or the next power of two (E8M0). The codes are of ``x / scale``, and stand
-for ``value * scale``. With ``root`` the square root is stored.
+A float32 tensor is divided into groups: all of it, rows of its last dimension, or blocks of the flattened tensor, the
+last of which may be shorter. The scale of a group is ``max(amax, 1e-12) / largest``, where ``largest`` is the
+codebook's largest value: in float32 as in torchao, or the next power of two (E8M0). Codes are of ``x / scale``, and
+stand for ``value * scale``. With ``root`` the square root is stored.
 
-COAT's range expansion (Xi et al. 2024, arXiv:2410.19313, section 4) raises magnitudes to a power k per group,
-``log(R of the codebook) / log(R of the group)`` with R the largest over the smallest magnitude that is not zero. It is
-computed as ``(|x| / amax)^k * largest``, which is the same and leaves no range; the scale kept is the amax itself.
-Logarithms and powers are taken in float64, so that two libraries' last places hardly ever show.
+COAT's range expansion (Xi et al. 2024, arXiv:2410.19313, section 4) raises the magnitudes of a group to the power
+``k = log(R of the codebook) / log(R of the group)``, with R the largest over the smallest nonzero magnitude. It is
+computed as ``(|x| / amax)^k * largest``, and the scale kept is the amax. Logarithms and powers are in float64, so that
+two libraries' last places hardly ever show.
 
 Infinities saturate. NaN, which no finite gradient brings, is stored as the largest value.
 """
@@ -33,17 +33,17 @@ from altgrad.numerics.cpu import definitions
 from altgrad.numerics.tracing import sent
 from altgrad.optim.sharded import from_part, local, parts_by_rows
 
-#: Of an amax, as in torchao and bitsandbytes; the scale of a group of zeros.
+#: The least amax, as in torchao and bitsandbytes: of a group of zeros.
 LEAST_AMAX = 1e-12
 INFINITE = torch.finfo(torch.float32).max
-SCALE, POWER = "_scale", "_power"  # beside the codes, behind their name
-#: The moments that may be codes, and what is added to a parameter's number in their streams of random numbers. From
-#: 2^31 on streams are those of a model's operands.
+SCALE, POWER = "_scale", "_power"  # what a moment's name ends with for its scales and powers
+#: The moments that may be codes, and the offset of a parameter's number in their streams of random numbers. Streams
+#: from 2^31 on are those of a model's operands.
 STREAMS = {"exp_avg": 1 << 30, "momentum_buffer": 1 << 30, "exp_avg_sq": 1 << 29}
 MOMENTS = tuple(STREAMS)
 
-# What `codec.h` is told of a moment: a header of these fields, the values of the codes, and a table.
-CHUNK = 512  # of the loops; a scale of another block than lies in it whole is measured in a pass of its own
+# `codec.h` reads of a moment a header of these fields, the values of the codes, and a table.
+CHUNK = 512  # elements of a chunk of the loops; larger blocks have a pass of their own that finds their scales
 TENSOR, ROW = 0, 1  # in place of the elements of a block, which are more
 FIELDS = (
     "mapped", "bits", "mantissa_bits", "bias", "sign_code", "negative_zero", "root", "stochastic", "power_of_two",
@@ -67,7 +67,7 @@ class Coding:
         self.code_values = torch.tensor(self.book.code_values, device=device)
 
     def zeros(self, shape: torch.Size) -> dict[str, Tensor]:
-        """Return the parts of a moment of zeros; a map without a zero has one in its scale."""
+        """Return the parts of a moment of zeros, of `encode`; a map without a zero has a scale of zero."""
         parts = self.encode(self.values.new_zeros(shape), nearest=True)
         if self.moment.scale == "float32":
             parts[SCALE].zero_()
@@ -82,9 +82,9 @@ class Coding:
             nearest: round to nearest whatever the settings say.
 
         Returns:
-            By what is put behind the moment's name: ``""``: codes of the shape of ``x``, uint8, or int16 beyond 8 bits;
-            of at most 4 bits two in a byte, the first in its upper half, shape (ceil(n / 2),). ``_scale``: (groups,)
-            float32, or uint8 for E8M0. ``_power``: (groups,) float32, with ``expand``.
+            By the end of their names. ``""``: codes of the shape of ``x``, uint8, or int16 beyond 8 bits; of at most 4
+            bits two in a byte, the first in its upper half, shape (ceil(n / 2),). ``_scale``: (groups,) float32, or
+            uint8 for E8M0. ``_power``: (groups,) float32, with ``expand``.
         """
         groups = self._groups(x.clamp(-INFINITE, INFINITE))
         if self.moment.root:
@@ -132,7 +132,7 @@ class Coding:
         return self._flat(found, count).view(shape)
 
     def _groups(self, x: Tensor) -> Tensor:
-        """Return ``x`` as (groups, elements), a last short block filled up with zeros."""
+        """Return ``x`` as (groups, elements), with zeros after a short last block."""
         if self.moment.granularity == "tensor" or (x.ndim < 2 and self.moment.granularity == "row"):
             return x.reshape(1, -1)
         if self.moment.granularity == "row":
@@ -174,10 +174,7 @@ class Codings:
         self._known: dict[torch.device, dict[str, Coding]] = {}
 
     def of(self, p: Tensor) -> dict[str, Coding]:
-        """Return the coding of each moment of ``p`` that is stored as codes, by its name.
-
-        Of a sharded parameter each process has its part's codes (`in_parts`), or else those of the whole.
-        """
+        """Return the coding of each moment of ``p`` that is stored as codes, by its name."""
         if self.state is None or p.numel() < self.state.least:
             return {}
         if p.device not in self._known:
@@ -185,7 +182,10 @@ class Codings:
         return self._known[p.device]
 
     def in_parts(self, p: Tensor) -> bool:
-        """Return whether a process's part of ``p`` says all of its codes: scales and random numbers are of no more."""
+        """Return whether each process stores the codes of its part of a sharded ``p``, and not all codes.
+
+        So it is where no scale and no random number depends on more than the part.
+        """
         return is_sharded(p) and all(_is_local(p, coding.moment) for coding in self.of(p).values())
 
 
@@ -196,7 +196,7 @@ def codings_of(state: State | None, device: torch.device) -> dict[str, Coding]:
 
 
 def _is_local(p: Tensor, moment: Moment) -> bool:
-    """Return whether the part of ``p`` that a process has is stored as it is in the whole."""
+    """Return whether a process's part of ``p`` has the codes that it has in all of ``p``."""
     parts = parts_by_rows(p)
     if parts == 0 or moment.granularity == "tensor" or moment.rounding == "stochastic":
         return False
@@ -207,7 +207,7 @@ def _is_local(p: Tensor, moment: Moment) -> bool:
 def opened(
     codings: dict[str, Coding], state: dict[str, Tensor], names: Iterable[str], p: Tensor, stream: tuple[int, int, int]
 ) -> Iterator[dict[str, Tensor]]:
-    """Give the moments ``names`` of ``p`` in float32, and store what has become of them."""
+    """Give the moments ``names`` of ``p`` in float32, and encode them again afterwards."""
     moments = {name: decoded(codings[name], state, name, p) if name in codings else state[name] for name in names}
     yield moments
     for name in moments.keys() & codings.keys():
@@ -216,7 +216,7 @@ def opened(
 
 
 def decoded(coding: Coding, state: Mapping[str, Tensor], name: str, p: Tensor) -> Tensor:
-    """Return the moment ``name`` of ``p`` in float32, split over processes as its codes are."""
+    """Return the moment ``name`` of ``p`` in float32, sharded as its codes are."""
     parts = {part: local(state[name + part]) for part in ("", SCALE, POWER) if name + part in state}
     if not is_sharded(state[name]):
         return coding.decode(parts, p.shape)
@@ -232,7 +232,7 @@ def _stream_of(name: str, stream: tuple[int, int, int], device: torch.device) ->
 
 
 def takes(coding: Coding) -> bool:
-    """Whether the loops read and write such codes: in formats with a zero and in maps, of up to 8 bits."""
+    """Whether the loops read and write such codes: of formats with a zero and of maps, up to 8 bits."""
     moment, book = coding.moment, coding.book
     if book.fmt is None:
         return moment.rounding == "nearest" and not moment.expand
@@ -240,13 +240,16 @@ def takes(coding: Coding) -> bool:
 
 
 def measures(coding: Coding) -> bool:
-    """Whether scales are of more than whole blocks in a chunk."""
+    """Whether the loops need a pass for scales alone: a chunk is no whole number of blocks."""
     return coding.moment.granularity != "block" or CHUNK % coding.moment.block != 0
 
 
 def packed(name: str, coding: Coding) -> Tensor:
-    """Return the coding of the moment ``name``: float32, the header, values, and a map's table in bits, or
-    with ``expand`` the logarithms, float64, of the codes' values over the largest."""
+    """Return the coding of the moment ``name`` for the loops, float32: header, values and table.
+
+    The table is a map's thresholds, in bits, or with ``expand`` the logarithms (float64) of the codes' values over the
+    largest.
+    """
     moment, book, fmt = coding.moment, coding.book, coding.book.fmt
     lowest, entry, table = (0, 0, np.zeros(0, np.uint32)) if fmt else _table(book)
     fields = {
@@ -269,10 +272,11 @@ def packed(name: str, coding: Coding) -> Tensor:
 
 
 def _table(book: Codebook) -> tuple[int, int, np.ndarray]:
-    """Return the lowest magnitude's bits, those of an interval, and of each interval to 1, then of those below zero.
+    """Return the bits of the lowest magnitude, the lower bits that an interval spans, and an entry for each interval.
 
-    Intervals are of numbers that have their upper bits in common, so few that each has a threshold at most. Their entry
-    is the lowest code above ``entry`` bits, to which a threshold's lower bits, inverted below zero, are a carry short.
+    Numbers of an interval have their upper bits in common, and at most one threshold is among them. Intervals go up to
+    1; those of negative numbers follow. An entry is the lowest code, shifted by the lower bits, plus what makes a
+    number beyond the threshold carry into it. The lower bits of negative numbers are inverted.
     """
     lowest, one = (int(np.float32(x).view(np.uint32)) for x in (2.0**-24, 1.0))
     for entry in range(17, 8, -1):
