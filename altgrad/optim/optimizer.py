@@ -242,7 +242,8 @@ class ArmOptimizer(Resumable):
                 opened_weight: Opened = self._opened(form, loops, p, state, stream)
             else:
                 moments = {name: state[name] for name in form.names}
-                opened_weight = nullcontext((p, p.grad, moments, None if grid is None else grid.remembered()))
+                amax = None if grid is None else grid.remembered()
+                opened_weight = nullcontext((cast("Tensor", p), cast("Tensor", p.grad), moments, amax))
             with opened_weight as (w, g, moments, amax):
                 if loops is not None:
                     loops.step(w, g, moments, numbers[which], stream, amax)
