@@ -1,13 +1,12 @@
-"""Optimizer arms: how the weights of each cell of the grid are moved, and the geometry that some of them use."""
+"""Optimizer arms: how a cell moves its weights, and the spacing of a format that some arms use."""
 
 from typing import TYPE_CHECKING
 
 from altgrad.config.arms import Arm
 from altgrad.optim.build import build_optimizer
-from altgrad.optim.grids import weight_grids
 from altgrad.optim.optimizer import ArmOptimizer
 from altgrad.optim.stiffness import stiffness
-from altgrad.optim.weight_grid import WeightGrid
+from altgrad.optim.weight_grid import WeightGrid, weight_grids
 
 if TYPE_CHECKING:
     from altgrad.optim.manifold import FormatManifold

@@ -1,4 +1,4 @@
-// What the loops of a step share: an arm's settings, the numbers of a step, the tensors, and sums in one order.
+// What the loops of a step share: settings, the step's numbers, tensors, sums in one order, the number line, stiffness.
 
 #pragma once
 
@@ -8,6 +8,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -21,48 +22,29 @@ namespace altgrad {
 namespace {
 
 constexpr int64_t kChunk = 512;  // six buffers of so many floats, and seven tensors' share: 26 KiB
-constexpr int64_t kLine = 16;  // numbers of four bytes in a line of the caches
 static_assert(kChunk % Stream::kRow == 0);
 
-// --- settings: names and places are update_cpu.py's, through definitions.h -------------------------------------------
+// The settings of an arm: update_cpu.py names them and passes them in the order of `setting::Name`.
+using Arm = const int32_t*;
 
 [[noreturn]] void unknown(const char* setting, int32_t value) {
   throw std::runtime_error(std::string("update_cpu.cpp has no ") + setting + " of number " + std::to_string(value));
 }
 
-struct Arm {
-  int32_t direction, unit, metric, formula, on_gradient, power, rms, momentum, match_rms, weights, reestimated, feedback;
-  int64_t scale_rule;
-
-  explicit Arm(const Tensor& settings) : Arm(static_cast<const int32_t*>(settings.const_data_ptr())) {}
-
-  explicit Arm(const int32_t* s) : scale_rule(s[setting::kScaleRule]) {
-    direction = s[setting::kDirection], unit = s[setting::kUnit], metric = s[setting::kMetric];
-    formula = s[setting::kFormula], on_gradient = s[setting::kOnGradient], power = s[setting::kPower];
-    rms = s[setting::kRms], momentum = s[setting::kMomentum], match_rms = s[setting::kMatchRms];
-    weights = s[setting::kWeights], reestimated = s[setting::kReestimated];
-    feedback = s[setting::kFeedback];
-    if (weights != weights::kMaster && weights != weights::kNearest && weights != weights::kStochastic) {
-      unknown("weights", weights);
-    }
-  }
-};
-
 struct Numbers {
   float lr, decay, beta1, beta2, unbias1, unbias2, eps, momentum, max_rungs, unbias_later;
 
-  explicit Numbers(const Tensor& packed) {
-    const float* h = packed.const_data_ptr<float>();
-    lr = h[number::kLr], decay = h[number::kDecay], beta1 = h[number::kBeta1], beta2 = h[number::kBeta2];
-    unbias1 = h[number::kUnbias1], unbias2 = h[number::kUnbias2], eps = h[number::kEps];
-    momentum = h[number::kMomentum], max_rungs = h[number::kMaxRungs];
-    unbias_later = h[number::kUnbiasLater];
-  }
+  explicit Numbers(const float* h)
+      : lr(h[number::kLr]), decay(h[number::kDecay]), beta1(h[number::kBeta1]), beta2(h[number::kBeta2]),
+        unbias1(h[number::kUnbias1]), unbias2(h[number::kUnbias2]), eps(h[number::kEps]),
+        momentum(h[number::kMomentum]), max_rungs(h[number::kMaxRungs]), unbias_later(h[number::kUnbiasLater]) {}
 };
 
+// The weight, its gradient and its moments. A moment that the arm lacks, or that is stored as codes, is null.
 struct Tensors {
-  float *p, *m, *v, *reference_m, *reference_v;  // m also the momentum; null where the arm has none, or codes of it
+  float* p;
   const float* g;
+  float *m = nullptr, *v = nullptr, *reference_m = nullptr, *reference_v = nullptr;  // m: or the momentum
   Codec coded_m, coded_v;
 };
 
@@ -78,6 +60,31 @@ float hypotenuse(float a, float b) {
   return large * std::sqrt(1.0f + ratio * ratio);
 }
 int32_t exponent_of(float power) { return static_cast<int32_t>(std::bit_cast<uint32_t>(power) >> 23); }
+
+// coordinate and at_coordinate of coordinate.py.
+struct Line {
+  Spacing spacing;
+  float per_binade;
+  int32_t lowest, highest;
+
+  explicit Line(const Grid& grid)
+      : spacing(grid), per_binade(0x1p23f / grid.ulps), lowest(exponent_of(grid.spacing)),
+        highest(exponent_of(spacing(grid.max))) {}
+
+  float place(float x) const {
+    const float step = spacing(x);
+    const float binades = static_cast<float>(exponent_of(step) - lowest);
+    return with_sign_of(binades * per_binade + absolute(x) * inverse(step), x);
+  }
+  float at(float place) const {
+    const float magnitude = absolute(place);
+    const float binade = std::min(std::max(std::floor(magnitude * inverse(per_binade)) - 1.0f, 0.0f), 255.0f);
+    const int32_t exponent = std::min(static_cast<int32_t>(binade) + lowest, highest);
+    const float binades = static_cast<float>(exponent - lowest);
+    const float step = std::bit_cast<float>(static_cast<uint32_t>(exponent) << 23);
+    return with_sign_of((magnitude - binades * per_binade) * step, place);
+  }
+};
 
 // --- sums ---------------------------------------------------------------------------------------------------
 
@@ -118,6 +125,113 @@ float mean_over_chunks(int64_t n, const F& run) {
   over_chunks(n, [&](int64_t chunk, int64_t first, int64_t count) { sums[chunk] = run(first, count); });
   return static_cast<float>(total(sums) / static_cast<double>(n));
 }
+
+// --- stiffness ----------------------------------------------------------------------------------------------
+
+// The factor of update.py without a schedule: stiffness over that of the tensor.
+class Stiffness {
+ public:
+  // constants, of_format: the tensors of stiffness.py's Stiffness; order: the shuffle of `permuted`, else null.
+  Stiffness(Arm arm, const float* weight, int64_t n, float amax, float scale, const Tensor& constants,
+            const float* of_format, const int32_t* order)
+      : formula_(arm[setting::kFormula]), spacing_(Grid(constants)), scale_(scale) {
+    per_binade_ = of_format[stiffness::kPerBinade];
+    if (formula_ == formula::kForeign) scale_ = scale_of(amax, ScaleRule(scale_rule::kFloat32, Grid(constants)));
+    smallest_normal_ = of_format[stiffness::kSmallestNormal] / scale_;
+    floor_ = power_of_two_below(amax) * per_binade_ * stiffness::kFloor;
+    largest_ = std::max(amax, stiffness::kTiny), least_share_ = amax > 0 ? 0.0f : 1.0f;
+    knee_ = of_format[stiffness::kKnee], slope_ = of_format[stiffness::kSlope];
+    const bool scaled = formula_ != formula::kMantissa && formula_ != formula::kSmooth &&
+                        formula_ != formula::kProfile && formula_ != formula::kRms;
+    float factor = scaled ? 1.0f / scale_ : 1.0f, unit = 1.0f;
+    if (formula_ == formula::kProfile) {
+      factor = std::min(std::max(std::pow(amax, slope_), stiffness::kSmallest), stiffness::kLargest);
+    }
+    if (formula_ == formula::kRange) factor *= of_format[stiffness::kPerRange];
+    if (formula_ == formula::kMean) {
+      mean_ = mean_over_chunks(n, [&](int64_t first, int64_t count) {
+        return chunk_sum(count, [&](int64_t i) { return spacing_(weight[first + i] * scale_); });
+      });
+    }
+    if (formula_ == formula::kRms) {
+      mean_ = std::max(stiffness::kLeastRms, std::sqrt(mean_over_chunks(n, [&](int64_t first, int64_t count) {
+                         return chunk_sum(count, [&](int64_t i) { return weight[first + i] * weight[first + i]; });
+                       })));
+    }
+    if (formula_ == formula::kPermuted) {
+      const std::unique_ptr<float[]> spacings(new float[n]);
+      shuffled_.reset(new float[n]);
+      over(n, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) spacings[i] = spacing_(weight[i] * scale_);
+      });
+      over(n, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) shuffled_[i] = spacings[order[i]];
+      });
+    }
+    if (arm[setting::kRms]) {
+      unit = std::sqrt(mean_over_chunks(n, [&](int64_t first, int64_t count) {
+        float found[kChunk];
+        evaluate(weight + first, first, count, factor, found);
+        return chunk_sum(count, [&](int64_t i) { return found[i] * found[i]; });
+      }));
+    }
+    factor_ = factor / unit;
+  }
+
+  void operator()(const float* weight, int64_t first, int64_t n, float* found) const {
+    evaluate(weight, first, n, factor_, found);
+  }
+
+ private:
+  void evaluate(const float* __restrict weight, int64_t first, int64_t n, const float factor,
+                float* __restrict found) const {
+    switch (formula_) {
+      case formula::kMantissa:
+        for (int64_t i = 0; i < n; ++i) {
+          found[i] = std::max(power_of_two_below(absolute(weight[i])) * per_binade_, floor_) * factor;
+        }
+        break;
+      case formula::kSmooth:
+        for (int64_t i = 0; i < n; ++i) {
+          found[i] = hypotenuse(absolute(weight[i]), smallest_normal_) * per_binade_ * factor;
+        }
+        break;
+      case formula::kProfile:
+        for (int64_t i = 0; i < n; ++i) {
+          const float share = std::max(absolute(weight[i]) / largest_, least_share_);
+          found[i] = hypotenuse(share, knee_);
+        }
+        if (slope_ != 1.0f) {  // a call per weight, and so most of the time of a step
+          for (int64_t i = 0; i < n; ++i) found[i] = std::pow(found[i], slope_);
+        }
+        for (int64_t i = 0; i < n; ++i) found[i] *= factor;
+        break;
+      case formula::kMean:
+      case formula::kRms:
+        std::fill_n(found, n, mean_ * factor);
+        break;
+      case formula::kPermuted:
+        for (int64_t i = 0; i < n; ++i) found[i] = shuffled_[first + i] * factor;
+        break;
+      case formula::kUlp:
+      case formula::kRange:
+      case formula::kForeign: {
+        const Spacing spacing = spacing_;
+        const float scale = scale_;
+        for (int64_t i = 0; i < n; ++i) found[i] = spacing(weight[i] * scale) * factor;
+        break;
+      }
+      default:
+        unknown("stiffness", formula_);
+    }
+  }
+
+  int32_t formula_;
+  Spacing spacing_;
+  float scale_, factor_, per_binade_, smallest_normal_, floor_, mean_ = 0.0f;
+  float largest_, least_share_, knee_, slope_;
+  std::unique_ptr<float[]> shuffled_;  // the spacing of another weight for each, of `permuted`
+};
 
 }  // namespace
 }  // namespace altgrad

@@ -9,11 +9,13 @@ from typing import Any
 from torch import nn
 
 from altgrad.config.arms import Arm
+from altgrad.formats import get_format
 from altgrad.model import embedded_weights, linear_layers
-from altgrad.model.layers import adapter_weights
-from altgrad.optim.grids import weights_of
+from altgrad.model.layers import adapter_weights, scales_along
 from altgrad.optim.optimizer import ArmOptimizer
-from altgrad.optim.weight_grid import WeightGrid
+from altgrad.optim.weight_grid import WeightGrid, weight_grids
+
+UNREAD = get_format("E4M3")  # the format in the grids of an arm that needs none, and reads none
 
 
 def build_optimizer(
@@ -21,12 +23,18 @@ def build_optimizer(
 ) -> ArmOptimizer:
     """Return the optimizer of ``arm`` for ``model``.
 
-    An arm that needs no format acts on the weights of all linear layers, but for those that an embedding shares. For
-    any other ``grids`` holds the quantized weights that it looks at, with their quantization grids: parameters of
-    ``model``; by default those of `weight_grids`. A model without a weight to act on is stepped in the arm's plain
-    form, with a warning. A tied parameter is updated once. ``options`` are those of
-    `ArmOptimizer`. Raises ``ValueError`` for grids of another model's weights, such as those of the one that this is a
-    copy of.
+    An arm that needs no format acts on the weights of all linear layers, except those that an embedding shares. Any
+    other arm acts on the weights in ``grids``. It takes its plain form, with a warning, if there are none. A tied
+    parameter is updated once.
+
+    Args:
+        model: after `quantize_model`.
+        arm: the settings.
+        grids: quantized parameters of ``model`` and their quantization grids; by default those of `weight_grids`.
+        options: keyword arguments of `ArmOptimizer`.
+
+    Raises:
+        ValueError: ``grids`` has weights of another model, such as the one that ``model`` is a copy of.
     """
     if grids is None or (arm.has_own_step and not arm.needs_format):
         grids = weights_of(model, arm)
@@ -37,8 +45,24 @@ def build_optimizer(
         raise ValueError(f"grids are of {len(foreign)} weights that this model has not; take weight_grids of it itself")
     parameters = [p for p in model.parameters() if p.requires_grad]
     weights = {p: grids[p] for p in parameters if p in grids}
-    plain = [p for p in parameters if p not in weights]
+    others = [p for p in parameters if p not in weights]
     linear = {layer.weight for layer in linear_layers(model).values()} - embedded_weights(model)
     linear |= adapter_weights(model)
     names = {p: name for name, p in model.named_parameters()}
-    return ArmOptimizer(weights, plain, arm, linear=[p for p in plain if p in linear], names=names, **options)
+    return ArmOptimizer(weights, others, arm, linear=[p for p in others if p in linear], names=names, **options)
+
+
+def weights_of(model: nn.Module, arm: Arm) -> dict[nn.Parameter, WeightGrid]:
+    """Return the weights that ``arm`` moves unlike its plain form, with their grids, in the order of the layers.
+
+    An arm that needs no format reads nothing of the grids.
+    """
+    if not arm.has_own_step:
+        return {}
+    if arm.needs_format:
+        return weight_grids(model, on_grid=arm.weights == "quantized")
+    embedded = embedded_weights(model)
+    return {
+        layer.weight: WeightGrid(UNREAD, scales_along(layer), device=layer.weight.device)
+        for layer in linear_layers(model).values() if layer.weight not in embedded
+    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What can be known to be wrong with a cell, said before any cell trains."""
+"""Checks of the grid's cells before any trains: recipe, arm, device and processes against model and data."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from altgrad.model.from_cell import arm_of, config_of, recipes_of
 from altgrad.model.hardware import select_device
 from altgrad.model.published import start_from
 from altgrad.model.surgery import TORCHAO_DIVISOR
-from altgrad.optim.grids import weight_grids
+from altgrad.optim.weight_grid import weight_grids
 
 
 def check_cells(cells: list[Cell], vocab_size: int, baseline: str) -> None:
-    """Raise :class:`UserError` for a recipe that does not fit its model, an arm that does not fit either, or a device
-    that is not there.
+    """Raise :class:`UserError` for the first cell that could not train.
 
-    In the cells of the ``baseline`` an arm that needs a format may find no quantized weight: there it trains as its
-    plain form, which shows that the two agree.
+    Args:
+        cells: of the grid.
+        vocab_size: of the tokenizer.
+        baseline: the grid's baseline format. An arm that needs a format may find no quantized weight in its cells, and
+            trains as its plain form there.
     """
     for cell in _distinct(cells):
         select_device(cell.train.device)
@@ -80,7 +82,7 @@ def _check_devices(cell: Cell) -> None:
 
 
 def _distinct(cells: list[Cell]) -> list[Cell]:
-    """Return the first of those ``cells`` that differ in their seed alone."""
+    """Return one cell of each set of ``cells`` that differ only in their seed."""
     first: dict[str, Cell] = {}
     for cell in cells:
         first.setdefault(cell.model_copy(update={"key": "", "seed": 0}).to_json(), cell)
@@ -88,7 +90,7 @@ def _distinct(cells: list[Cell]) -> list[Cell]:
 
 
 class _Undrawn(TorchFunctionMode):
-    """Leaves weights as they are made: where only shapes are asked for, to draw them takes loading the compiler."""
+    """Skips the initialization of weights, which would load the compiler, where only shapes are needed."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}

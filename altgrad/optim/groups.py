@@ -1,4 +1,4 @@
-"""Groups of parameters: what they may say, what they take from the arm, and what a step reads from them."""
+"""Groups of parameters: their settings, the numbers of a step, and torch's AdamW and SGD for the plain form."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
-from altgrad.config.arms import BASES, Arm
+from altgrad.config.arms import ADAM, BASES, MOMENTUM, Arm
 from altgrad.optim import update
+from altgrad.optim.sharded import parts
 from altgrad.optim.stiffness import exponent
 
 #: What a group may say.
@@ -19,13 +21,13 @@ SETTINGS = ("params", "lr", "weight_decay", "betas", "eps", "momentum", "quantiz
 def initial_groups(
     arm: Arm, quantized: Sequence[nn.Parameter], linear: Sequence[nn.Parameter], plain: Iterable[nn.Parameter]
 ) -> tuple[list[dict[str, Any]], float]:
-    """Return the groups that are not empty, and the learning rate of what is none of the first two.
+    """Return the groups that are not empty, and the learning rate of embeddings, norms and biases.
 
     Args:
         arm: the settings.
         quantized: weights that the arm steps unlike its plain form.
         linear: other weights of linear layers.
-        plain: all other parameters, which may have those of ``linear`` among them.
+        plain: all other parameters; those of ``linear`` among them are left out.
     """
     inside = set(linear)
     plain = [p for p in plain if p not in inside]
@@ -43,14 +45,14 @@ def initial_groups(
 
 
 def completed(group: dict[str, Any], arm: Arm, lr: float, names: dict[nn.Parameter, str]) -> dict[str, Any]:
-    """Return ``group`` with the arm's settings for what it lacks; ``names`` get those of its named parameters.
+    """Return ``group`` with the arm's settings for what it lacks; add its named parameters to ``names``.
 
     Raises ``ValueError`` as `ArmOptimizer.add_param_group` says.
     """
     group = dict(group)
     params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
-    names.update((p, name) for name, p in filter(_is_named, params))
-    params = group["params"] = [p[1] if _is_named(p) else p for p in params]
+    names.update((p[1], p[0]) for p in params if isinstance(p, tuple))
+    params = group["params"] = [p[1] if isinstance(p, tuple) else p for p in params]
     if unknown := group.keys() - SETTINGS:
         known = ", ".join(SETTINGS)
         raise ValueError(f"no setting {sorted(unknown)[0]!r} of a group of parameters; there are {known}")
@@ -75,9 +77,14 @@ def share_kept(group: dict[str, Any]) -> float:
 
 
 def step_numbers(group: dict[str, Any], arm: Arm, step: float, steps: int, refinement: int) -> Tensor:
-    """Return what `update` reads of ``group`` in a ``step`` from 1, of ``steps``, at the places that it names.
+    """Return the numbers that `update` reads, float32, at the places that it names.
 
-    ``refinement`` is of the weight's quantization grid, whose rungs the settings of an arm in rungs do not count.
+    Args:
+        group: of the weight.
+        arm: its settings.
+        step: from 1.
+        steps: of the run.
+        refinement: of the weight's quantization grid; settings in rungs count code steps of the format.
     """
     beta1, beta2 = group["betas"]
     numbers = [0.0] * 11
@@ -100,5 +107,44 @@ def _per_rate(decay: float | None, lr: float, default: float) -> float:
     return decay / float(lr) if lr else 0.0
 
 
-def _is_named(p: object) -> bool:
-    return isinstance(p, tuple)
+# --- the plain form -----------------------------------------------------------------------------------
+
+
+def step_adamw(
+    group: dict[str, Any], params: list[nn.Parameter], states: list[dict[str, Tensor]], sharded: bool
+) -> None:
+    """Step ``params`` of ``group``, which have gradients, by torch's fused AdamW; sharded ones in part."""
+    beta1, beta2 = group["betas"]
+    # It goes through memory in one order, whatever the strides. A tensor with other strides than its state is copied.
+    weights, gradients = parts(params, sharded), parts([p.grad for p in params], sharded)
+    moments, squares = (parts([state[name] for state in states], sharded) for name in ADAM)
+    laid_out = weights
+    if not all(map(Tensor.is_contiguous, (*weights, *gradients, *moments))):
+        laid_out, gradients = (list(map(_laid_out, ts, moments)) for ts in (weights, gradients))
+    adamw(
+        laid_out, gradients, moments, squares, [],
+        [s["step"] for s in states], fused=True, amsgrad=False, beta1=beta1, beta2=beta2, lr=group["lr"],
+        weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
+    )  # fmt: skip
+    for p, w in zip(weights, laid_out, strict=True) if laid_out is not weights else ():
+        if w is not p:
+            p.copy_(w)
+
+
+def step_sgd(group: dict[str, Any], params: list[nn.Parameter], states: list[dict[str, Tensor]], sharded: bool) -> None:
+    """Step ``params`` of ``group``, which have gradients, by SGD; ``states`` are read if the group has a momentum."""
+    if not params:
+        return
+    weights, steps = parts(params, sharded), parts([p.grad for p in params], sharded)
+    if group["momentum"]:
+        moments = parts([state[MOMENTUM[0]] for state in states], sharded)
+        torch._foreach_mul_(moments, group["momentum"])
+        torch._foreach_add_(moments, steps)
+        steps = moments
+    torch._foreach_mul_(weights, share_kept(group))
+    torch._foreach_add_(weights, steps, alpha=-float(group["lr"]))
+
+
+def _laid_out(t: Tensor, like: Tensor) -> Tensor:
+    """Return ``t`` with the strides of ``like``, which has no gaps."""
+    return t if t.stride() == like.stride() else torch.empty_like(like).copy_(t)

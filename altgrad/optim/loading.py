@@ -1,8 +1,8 @@
-"""What an optimizer saves and goes on from, in the order of the one that loads it; parameters that are replaced."""
+"""An optimizer's state: made, saved, and loaded by the names of parameters; parameters that are replaced."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,15 +11,14 @@ from torch import Tensor, nn
 from altgrad.config.arms import Arm
 from altgrad.config.state import State
 from altgrad.model.quantized.data_parallel import is_sharded
-from altgrad.optim.coded import MOMENTS, POWER, SCALE, Coding, Codings, decoded
-from altgrad.optim.sharded import joined, local, split_as, whole
-from altgrad.optim.stored import plain
-from altgrad.optim.weight_grid import WeightGrid
+from altgrad.optim.code_weights import plain
+from altgrad.optim.sharded import from_part, gather_full, local, split_as
+from altgrad.optim.state_codec import POWER, SCALE, Coding, Codings, codings_of, decoded
+from altgrad.optim.weight_grid import HELD, WeightGrid
 
-HELD = "held_amax"
 #: Parts of the names that torch.compile, FSDP1 and checkpoint_wrapper give the parameters of a module.
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-STORED = "stored"  # of a saved group: the arm's ``state``, by which its codes are read
+STORED = "stored"  # in a saved group: the arm's ``state``, by which its codes are decoded
 
 
 class Resumable(torch.optim.Optimizer):
@@ -44,30 +43,39 @@ class Resumable(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return what `load_state_dict` takes: groups with the names of their parameters, if those are known.
 
-        The state of weights that live on their quantization grid has the amax of their scale, ``held_amax``. Moments
-        that are stored as codes have beside them ``<name>_scale`` and, with range expansion, ``<name>_power``.
+        Weights that the optimizer keeps on their quantization grid have the amax of their scale, ``held_amax``. Moments
+        that are stored as codes have ``<name>_scale`` and, with range expansion, ``<name>_power`` beside them.
         """
-        found = super().state_dict()
-        for kept, group in zip(found["param_groups"], self.param_groups, strict=True):
+        state_dict = super().state_dict()
+        for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
             if all(p in self.names for p in group["params"]):
-                kept["param_names"] = [self.names[p] for p in group["params"]]
+                saved["param_names"] = [self.names[p] for p in group["params"]]
             if self.arm.state is not None:
-                kept[STORED] = self.arm.state.model_dump()
-            for i, p in zip(kept["params"], group["params"], strict=True):
+                saved[STORED] = self.arm.state.model_dump()
+            for i, p in zip(saved["params"], group["params"], strict=True):
                 if self.holds(p):
-                    found["state"][i] = {**found["state"].get(i, {}), HELD: self.grids[p].held}
-        return found
+                    state_dict["state"][i] = {**state_dict["state"].get(i, {}), HELD: self.grids[p].held}
+        return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on as the optimizer would have that ``state_dict`` is of.
+        """Go on as the optimizer would that ``state_dict`` is of.
 
-        By the names of parameters where both know them, else in their order. Moments keep the dtype that they have
-        here, where torch casts those of bfloat16 weights to bfloat16; whole ones of sharded parameters are split.
-        Raises ``ValueError`` for other parameters, and for weights off the quantization grid that their state is of.
+        Parameters are matched by name, or by place if one of the two optimizers lacks names. Moments keep the dtype
+        that they have here; torch would cast those of bfloat16 weights to bfloat16. Full tensors are sharded as their
+        parameters are.
+
+        Raises:
+            ValueError: the state is of other parameters, or weights are not on the quantization grid of their state.
         """
         parameters = [p for group in self.param_groups for p in group["params"]]
         state_dict = in_order(state_dict, self.state_dict())
-        require_shapes(state_dict, parameters)
+        for i, p in enumerate(parameters):
+            for name, t in state_dict["state"].get(i, {}).items():
+                if isinstance(t, Tensor) and t.ndim > 1 and t.shape != p.shape:
+                    raise ValueError(
+                        f"the saved {name} of parameter {i} is {tuple(t.shape)}, and the parameter {tuple(p.shape)}: "
+                        "it is of parameters in another order"
+                    )
         stored = [group.get(STORED) for group in state_dict["param_groups"] for _ in group["params"]]
         for group in state_dict["param_groups"]:
             group.pop(STORED, None)
@@ -78,97 +86,122 @@ class Resumable(torch.optim.Optimizer):
                 )
         super().load_state_dict({**state_dict, "state": {}})
         for i, p in enumerate(parameters):
-            # In one order in every process, whatever order files were read in: parts are gathered one after the other.
+            # Sorted, as every process gathers parts in this order, whatever order files were read in.
             saved = dict(sorted(state_dict["state"].get(i, {}).items()))
-            kept = as_stored(saved, stored[i], self.codings, p)
-            held = kept.pop(HELD, None)
+            held = saved.pop(HELD, None)
             if held is not None and self.holds(p):
                 self.grids[p].held.copy_(held)  # type: ignore[union-attr] # as `holds` says
                 require_on_grid(p, self.grids[p])
-            for name, t in kept.items():
-                if name == "step":
-                    on_cpu = p in self.grids or self.codings.of(p)
-                    kept[name] = t.float().to("cpu" if on_cpu else p.device, copy=True)
-                elif self.codings.of(p).keys() & {name, name.removesuffix(SCALE), name.removesuffix(POWER)}:
-                    kept[name] = (split_as(p, t) if self.codings.in_parts(p) else whole(t)).to(p.device, copy=True)
-                else:
-                    kept[name] = split_as(p, t).to(p.device, self.moment_dtype(p), copy=True)
-            if kept:
-                self.state[p] = kept
+            if saved:
+                self.state[p] = self._converted(p, saved, stored[i])
+
+    def _converted(self, p: nn.Parameter, saved: dict[str, Tensor], stored: dict[str, Any] | None) -> dict[str, Tensor]:
+        """Return the ``saved`` state of ``p`` as this optimizer stores it. New codes are rounded to nearest.
+
+        ``stored``: the section ``state`` of the arm that saved it, None if its moments are float32.
+        """
+        codings, in_parts = self.codings.of(p), self.codings.in_parts(p)
+        theirs = None if stored is None else State(**stored)
+        if theirs != self.arm.state:
+            saved = in_float32({name: t.to(p.device) for name, t in saved.items()}, codings_of(theirs, p.device), p)
+            for name in sorted(codings.keys() & saved.keys()):
+                values = saved.pop(name)
+                values = local(split_as(p, values)) if in_parts else gather_full(values)
+                codes = codings[name].encode(values.float(), nearest=True)
+                saved.update((name + part, from_part(p, t) if in_parts else t) for part, t in codes.items())
+        coded = {name + part for name in codings for part in ("", SCALE, POWER)}
+        for name, t in saved.items():
+            if name == "step":
+                saved[name] = t.float().to("cpu" if p in self.grids or codings else p.device, copy=True)
+            elif name in coded:
+                saved[name] = (split_as(p, t) if in_parts else gather_full(t)).to(p.device, copy=True)
+            else:
+                saved[name] = split_as(p, t).to(p.device, self.moment_dtype(p), copy=True)
+        return saved
 
     def know(self, group: Sequence[nn.Parameter]) -> None:
         """Take note of the parameters of a new group."""
         self.known.append(list(group))
         self.sharded = self.sharded or any(map(is_sharded, group))
 
-    def follow_replaced(self, *kept: dict[nn.Parameter, Any]) -> None:
-        """Have ``kept`` know parameters again whose place in their group others took, as Accelerate's shards do."""
+    def follow_replaced(self, *of_each: dict[nn.Parameter, Any]) -> None:
+        """Update the keys of dicts after others replaced parameters in their groups, as Accelerate's sharding does."""
         for i, group in enumerate(self.param_groups):
             before, now = self.known[i], group["params"]
             if not now or now[0] is before[0]:
                 continue
             new = dict(zip(before, now, strict=True))
-            for of_each in kept:
-                moved = {new.get(p, p): value for p, value in of_each.items()}
-                of_each.clear()
-                of_each.update(moved)
+            for values in of_each:
+                moved = {new.get(p, p): value for p, value in values.items()}
+                values.clear()
+                values.update(moved)
             self.known[i] = list(now)
             self.sharded = self.sharded or any(map(is_sharded, now))
 
     def holds(self, p: nn.Parameter) -> bool:
-        """Return whether ``p`` lives on its quantization grid, whose amax this optimizer sets."""
+        """Return whether the optimizer keeps ``p`` on its quantization grid, and sets the amax of its scale."""
         return self.arm.weights == "quantized" and p in self.grids
 
     def moment_dtype(self, p: nn.Parameter) -> torch.dtype:
-        """Return the dtype of moments of ``p`` that are no codes: float32 at least with a format, else its own."""
+        """Return the dtype of moments of ``p`` that are no codes: at least float32 for a quantized weight."""
         return torch.promote_types(p.dtype, torch.float32) if p in self.grids or self.codings.of(p) else p.dtype
+
+    def _state(self, p: nn.Parameter, names: Iterable[str], counter: torch.device | str = "cpu") -> dict[str, Tensor]:
+        """Return the state of ``p``; at first zeros, with the count of steps on the device ``counter``."""
+        state = self.state[p]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=counter)
+            codings = self.codings.of(p)
+            for name in names:
+                if name in codings:
+                    in_parts = self.codings.in_parts(p)
+                    codes = codings[name].zeros(local(p).shape if in_parts else p.shape)
+                    state.update((name + part, from_part(p, t) if in_parts else t) for part, t in codes.items())
+                else:
+                    state[name] = torch.zeros_like(p, dtype=self.moment_dtype(p), memory_format=torch.preserve_format)
+        return state
+
+    def _decoded(self, p: nn.Parameter) -> dict[str, Tensor]:
+        """Return the state of ``p``, gathered, with its moments in float32."""
+        state = {name: gather_full(t) for name, t in self.state.get(p, {}).items()}
+        return in_float32(state, self.codings.of(p), p)
 
 
 def in_order(saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Return ``saved`` with the groups and the numbers of ``own``, both as `Optimizer.state_dict` makes them.
+    """Return ``saved`` with the groups and the numbers of ``own``; both are from `Optimizer.state_dict`.
 
-    A parameter is told by its name, and its group takes the settings of the saved group that the first of its names is
-    in. Where one of them has no names it is told by its place. Raises ``ValueError`` if they have other parameters.
+    A group takes the settings of the saved group that its first parameter is in. Raises ``ValueError`` if the two have
+    other parameters.
     """
-    names, own_names = _names(saved), _names(own)
-    counts = [len(group["params"]) for group in saved["param_groups"]]
-    if names is None or own_names is None:
-        if counts != (expected := [len(group["params"]) for group in own["param_groups"]]):
+    places, own_places = _places(saved), _places(own)
+    groups, own_groups = saved["param_groups"], own["param_groups"]
+    if places is None or own_places is None:
+        counts, expected = ([len(group["params"]) for group in each] for each in (groups, own_groups))
+        if counts != expected:
             raise ValueError(
                 f"the saved state is of groups of {counts} parameters, and here are {expected}: load it into an "
                 "optimizer that was built alike, or build both by build_optimizer, which knows parameters by name"
             )
-        numbers = [i for group in saved["param_groups"] for i in group["params"]]
-        groups = saved["param_groups"]
+        numbers = [i for group in groups for i in group["params"]]
     else:
-        if names.keys() != own_names.keys():
-            other = min(names.keys() ^ own_names.keys())
-            where = "is not in the saved state" if other in own_names else "is in the saved state alone"
+        if places.keys() != own_places.keys():
+            other = min(places.keys() ^ own_places.keys())
+            where = "is not in the saved state" if other in own_places else "is in the saved state alone"
             raise ValueError(f"parameter {other} {where}: load it into an optimizer of the same model")
-        numbers = [names[name][0] for name in own_names]
-        first = {group: name for name, (_, group) in reversed(own_names.items())}  # by the number of the group
-        groups = [saved["param_groups"][names[first[i]][1]] for i in range(len(own["param_groups"]))]
+        numbers = [places[name][1] for name in own_places]
+        first = {group: name for name, (group, _) in reversed(own_places.items())}
+        groups = [groups[places[first[i]][0]] for i in range(len(own_groups))]
     state = {i: saved["state"][number] for i, number in enumerate(numbers) if number in saved["state"]}
-    kept = [
-        {**group, **{key: mine[key] for key in ("params", "param_names") if key in mine}}
-        for group, mine in zip(groups, own["param_groups"], strict=True)
+    own_keys = ("params", "param_names")
+    groups = [
+        group | {key: mine[key] for key in own_keys if key in mine}
+        for group, mine in zip(groups, own_groups, strict=True)
     ]
-    return {**saved, "state": state, "param_groups": kept}
-
-
-def require_shapes(saved: dict[str, Any], parameters: Sequence[nn.Parameter]) -> None:
-    """Raise ``ValueError`` where a moment in ``saved`` has not the shape of its parameter."""
-    for i, p in enumerate(parameters):
-        for name, t in saved["state"].get(i, {}).items():
-            if isinstance(t, Tensor) and t.ndim > 1 and t.shape != p.shape:
-                raise ValueError(
-                    f"the saved {name} of parameter {i} is {tuple(t.shape)}, and the parameter {tuple(p.shape)}: it is "
-                    "of parameters in another order"
-                )
+    return {**saved, "state": state, "param_groups": groups}
 
 
 def require_on_grid(p: nn.Parameter, grid: WeightGrid) -> None:
-    """Raise ``ValueError`` where weights, which an optimizer keeps on their quantization grid, are not there."""
+    """Raise ``ValueError`` unless ``p``, which an optimizer keeps on its quantization grid, is there."""
     part = plain(local(p).detach())
     if not torch.equal(grid.on_grid(part.float()).to(part.dtype), part):
         raise ValueError(
@@ -180,48 +213,22 @@ def require_on_grid(p: nn.Parameter, grid: WeightGrid) -> None:
 
 def in_float32(state: dict[str, Tensor], codings: Mapping[str, Coding], p: Tensor) -> dict[str, Tensor]:
     """Return ``state`` of ``p`` with the moments that are stored as codes in float32."""
-    found = {name: t for name, t in state.items() if not name.endswith((SCALE, POWER))}
-    coded = [name for name in codings if name + SCALE in state]
-    return found | {name: decoded(codings[name], state, name, p) for name in coded}
+    coded = {name: decoded(codings[name], state, name, p) for name in codings if name + SCALE in state}
+    return {name: t for name, t in state.items() if not name.endswith((SCALE, POWER))} | coded
 
 
-def as_stored(saved: dict[str, Tensor], stored: dict[str, Any] | None, own: Codings, p: Tensor) -> dict[str, Tensor]:
-    """Return the ``saved`` state of ``p`` as ``own`` codings store it; what becomes codes is rounded to nearest.
+def _places(state: dict[str, Any]) -> dict[str, tuple[int, int]] | None:
+    """Return the group and the number of each parameter by its name; None unless each has a name of its own.
 
-    ``stored``: the section ``state`` of the arm that saved it, None if its moments are float32.
-    """
-    theirs = None if stored is None else State(**stored)
-    if theirs == own.state:
-        return dict(saved)
-    codings = {} if theirs is None else {
-        name: Coding(moment, p.device) for name in MOMENTS if (moment := theirs.of(name)) is not None
-    }  # fmt: skip
-    found = in_float32({name: t.to(p.device) for name, t in saved.items()}, codings, p)
-    for name in sorted(own.of(p).keys() & found.keys()):
-        t = found.pop(name)
-        t = local(split_as(p, t)) if own.in_parts(p) else whole(t)
-        parts = own.of(p)[name].encode(t.float(), nearest=True)
-        found.update((name + part, joined(p, of_it) if own.in_parts(p) else of_it) for part, of_it in parts.items())
-    return found
-
-
-def _names(state: dict[str, Any]) -> dict[str, tuple[int, int]] | None:
-    """Return the number of each parameter and of its group by its name, ``None`` if some have none of their own.
-
-    Names are those without wrappers, so that a state moves between a model and the same one wrapped.
+    Names are without `WRAPPERS`, so that a state moves between a model and the same one wrapped.
     """
     groups = state["param_groups"]
     if not all("param_names" in group for group in groups):
         return None
-    names = _unwrapped([name for group in groups for name in group["param_names"]])
-    places = [(i, number) for number, group in enumerate(groups) for i in group["params"]]
-    found = dict(zip(names, places, strict=True))
-    return found if len(found) == len(places) else None
-
-
-def _unwrapped(names: list[str]) -> list[str]:
-    """Return ``names`` without `WRAPPERS`, and without the ``module.`` that all of them begin with in DDP."""
-    names = [".".join(part for part in name.split(".") if part not in WRAPPERS) for name in names]
-    while names and all(name.startswith("module.") for name in names):
+    names = [".".join(part for part in name.split(".") if part not in WRAPPERS)
+             for group in groups for name in group["param_names"]]  # fmt: skip
+    while names and all(name.startswith("module.") for name in names):  # of DDP
         names = [name.removeprefix("module.") for name in names]
-    return names
+    numbers = [(place, i) for place, group in enumerate(groups) for i in group["params"]]
+    places = dict(zip(names, numbers, strict=True))
+    return places if len(places) == len(numbers) else None

@@ -1,8 +1,8 @@
-"""The real line under the metric that a quantization grid puts on it, as a geoopt manifold.
+"""The real line with distances in rungs of a quantization grid, as a geoopt manifold.
 
-A weight's coordinate is its place on the quantization grid in rungs, ``du = dw / S(w)``; the metric
-``dw^2 / S(w)^2`` is the square of a distance in rungs. The manifold is flat and one-dimensional per weight: transport
-along any path is multiplication by ``S(y) / S(x)``, and geodesics have constant speed in rungs.
+A weight's coordinate u is its position in rungs, ``du = dw / S(w)``, so the metric is ``dw^2 / S(w)^2``. The manifold
+is flat and one-dimensional per weight. Transport from x to y multiplies by ``S(y) / S(x)``, and geodesics have
+constant speed in rungs.
 """
 
 from __future__ import annotations
@@ -16,17 +16,16 @@ from altgrad.optim.stiffness import Stiffness
 
 
 class FormatManifold(geoopt.Manifold):
-    """Weights under ``<u, v>_x = u v / S(x)^2``, element by element, S their format's stiffness over ``unit``.
+    """Weights under ``<u, v>_x = u v / S(x)^2``, element by element; S is the format's stiffness over ``unit``.
 
-    Points are any real numbers, as master weights are: ``projx`` is the identity, because geoopt 0.5.1 calls it only
-    in ``stabilize`` and later versions in every step, and rounding there would mean two things. Who wants weights on
-    the quantization grid puts them there explicitly.
+    Points are real numbers, as master weights are. ``projx`` is the identity: geoopt 0.5.1 calls it in ``stabilize``
+    alone and later versions in every step, so rounding there would mean two things.
 
     Args:
         fmt: the format.
-        scale: what weights are multiplied with before they are rounded, 0-d or broadcastable.
-        formula: of the stiffness, one that needs no other input than weight and scale.
-        unit: what stiffness is divided by, so that a learning rate can keep its meaning; a positive number or tensor.
+        scale: factor of weights before they are rounded, 0-d or broadcastable.
+        formula: of the stiffness; one that needs only weight and scale.
+        unit: divisor of the stiffness, positive; with its root mean square a learning rate keeps its meaning.
     """
 
     name = "Format"
@@ -59,7 +58,7 @@ class FormatManifold(geoopt.Manifold):
         return x + u
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
-        """Return ``x + u``, as `retr`; the geodesic bends where S jumps, and the arms use `retr` alone."""
+        """Return ``x + u``, as `retr`, which is all that the arms use. The geodesic bends where S jumps."""
         return self.retr(x, u)
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
@@ -71,7 +70,7 @@ class FormatManifold(geoopt.Manifold):
         return u
 
     def projx(self, x: Tensor) -> Tensor:
-        """Return ``x``; see the class."""
+        """Return ``x``."""
         return x
 
     def _check_point_on_manifold(self, x: Tensor, *, atol: float = 1e-5, rtol: float = 1e-5) -> tuple[bool, str | None]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, cast, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, NamedTuple, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -16,44 +17,52 @@ from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.numerics import permutation
 from altgrad.numerics.compile_utils import compile_apart, sent
 from altgrad.optim import update, update_cpu, update_gpu
-from altgrad.optim.coded import Coding, Codings, opened
-from altgrad.optim.groups import completed, initial_groups, share_kept, step_numbers
-from altgrad.optim.loading import Resumable, in_float32
-from altgrad.optim.plain import step_adamw, step_sgd
-from altgrad.optim.sharded import all_finite, is_elementwise, joined, keep_part, largest, local, whole, whole_together
+from altgrad.optim.code_weights import CodeWeight, plain, store
+from altgrad.optim.groups import completed, initial_groups, share_kept, step_adamw, step_numbers, step_sgd
+from altgrad.optim.loading import Resumable
+from altgrad.optim.sharded import all_finite, gather_full, gathered, is_elementwise, largest, local
+from altgrad.optim.state_codec import Codings, opened
 from altgrad.optim.stiffness import Stiffness
-from altgrad.optim.stored import StoredWeight, plain, store
 from altgrad.optim.weight_grid import WeightGrid
 
 Loss = TypeVar("Loss", bound=Tensor | float)
+Stream = tuple[int, int, int]  # seed, parameter and step of random numbers
+AnyLoops = update_cpu.Loops | update_gpu.Kernels
+Opened = AbstractContextManager[tuple[Tensor, Tensor, update.State, Tensor | None]]
 #: What a copy has besides what torch's optimizers have.
 KEPT = ("arm", "steps", "seed", "skipped", "reference", "compiled", "grids", "known", "sharded")
 LAYOUT_OF = Tensor.layout.__get__  # type: ignore[attr-defined] # a property's, which is called for every gradient
 
 
-class ArmOptimizer(Resumable):
-    """Steps the weights that it is given as their arm says and everything else as the arm's plain form does.
+class Form(NamedTuple):
+    """How a rule steps weights one by one: an arm, the ``names`` of its state, and the rule."""
 
-    A step in which some gradient is not finite changes nothing and is counted in ``skipped``.
-    Random numbers are a function of seed, weight, step and place, so a run that is resumed from ``state_dict`` repeats
-    them. Gradients are dense, in any strides. Parameters may be DTensors, as FSDP2 shards them: the steps of all
-    processes together are those of one on the whole tensors, to the bit.
+    arm: Arm
+    names: tuple[str, ...]
+    rule: update.Rule
+
+
+class ArmOptimizer(Resumable):
+    """Steps ``weights`` as the arm says, and all other parameters in the arm's plain form (AdamW or SGD).
+
+    If a gradient is not finite, the step changes nothing and is counted in ``skipped``. Random numbers depend on seed,
+    parameter, step and place, so a resumed run repeats them. Gradients are dense, in any strides. Parameters may be
+    DTensors, as FSDP2 shards them; the bits are those of one process.
 
     A schedule sets each group's ``lr``, as torch's do, and a step takes the group's ``lr * weight_decay`` of a matrix
-    away. An arm that says ``decay`` has the ``weight_decay`` with which that is the share at the first ``lr``.
+    away. An arm that says ``decay`` gets the ``weight_decay`` that makes it that share at the first ``lr``.
 
     Args:
-        weights: weights that the arm acts on, (out, in), with their quantization grids, where ``weights: quantized``
-            puts them.
+        weights: weights that the arm acts on, (out, in), and their quantization grids. With ``weights: quantized`` the
+            optimizer rounds them to these.
         plain: all other parameters; vectors do not decay.
         arm: the settings. An arm without a step of its own steps ``weights`` in its plain form.
-        linear: those of ``plain`` that a recipe could have quantized. They take the arm's learning rate, like
-            ``weights`` in their plain form, if it means the same there, and decay as those do; ``plain_lr`` is for
-            the rest.
+        linear: those of ``plain`` that a recipe could have quantized. Like ``weights`` in their plain form, they take
+            the arm's learning rate, if it means the same there, and its decay. ``plain_lr`` is for the rest.
         steps: of the run, for ``schedule``.
         seed: of the shuffle of ``permuted`` and of stochastic rounding.
-        compiled: compile the rule, once, for what the CPU's own loops do not take.
-        names: of parameters, for a state dict that is loaded in any order of groups.
+        compiled: compile the rule, once, for weights that the CPU's loops do not take.
+        names: of parameters, so that `load_state_dict` takes groups in any order.
         reference: keep AdamW's moments beside an arm that has others, for `adamw_direction`.
     """
 
@@ -68,7 +77,7 @@ class ArmOptimizer(Resumable):
         self.names, self.known, self.sharded = dict(names or {}), [], False
         linear = [*(p for p in weights if p not in self.grids), *linear]
         groups, plain_lr = initial_groups(arm, list(self.grids), linear, plain)
-        # What OneCycleLR cycles it looks for here, the betas before the momentum, and sets in the groups.
+        # OneCycleLR looks for the settings that it cycles here, the betas before the momentum, and sets the groups'.
         cycled = {"betas": arm.betas} if BASES[arm.base].plain == "adamw" else {"momentum": arm.momentum}
         super().__init__(groups, {"lr": plain_lr, "quantized": False, **cycled})
         self._prepare()
@@ -81,23 +90,23 @@ class ArmOptimizer(Resumable):
             )
 
     def _prepare(self) -> None:
-        """Make what follows from the settings and the quantization grids, which copies make anew."""
+        """Make what follows from the settings and the quantization grids; copies make it anew."""
         arm = self.arm
-        self.base, self.codings = BASES[arm.base], Codings(arm)
+        self.codings = Codings(arm)
         self._waiting: list[update_gpu.Waiting] = []
-        self._names = update.state_names(arm, self.reference)
-        self._plain = arm.plain_form
-        self._coded_loops: update_cpu.Loops | None = None
-        self._plain_names, self._plain_rule = update.state_names(self._plain, False), update.rule_of(self._plain, False)
+        self._plain_loops: update_cpu.Loops | None = None
+        self._acting, self._plain = (
+            Form(form, update.state_names(form, reference), update.rule_of(form, reference))
+            for form, reference in ((arm, self.reference), (arm.plain_form, False))
+        )
+        if self.compiled:
+            self._acting = self._acting._replace(rule=compile_apart(self._acting.rule, dynamic=True, fullgraph=True))
+            if arm.state is not None:
+                self._plain = self._plain._replace(rule=compile_apart(self._plain.rule, dynamic=True, fullgraph=True))
         self._orders = {
             p: permutation(p.numel(), self.seed, i).to(p.device) if arm.stiffness == "permuted" else None
             for i, p in enumerate(self.grids)
         }
-        self._rule: update.Rule = update.rule_of(arm, self.reference)
-        if self.compiled:
-            self._rule = compile_apart(self._rule, dynamic=True, fullgraph=True)
-            if arm.state is not None:
-                self._plain_rule = compile_apart(self._plain_rule, dynamic=True, fullgraph=True)
         self.look_at(self.grids)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -116,28 +125,31 @@ class ArmOptimizer(Resumable):
                 store(p, grid)
 
     def look_at(self, weights: Mapping[nn.Parameter, WeightGrid]) -> None:
-        """See these quantization grids from now on, of the same weights as before; what is known of steps is kept.
+        """Use these quantization grids of the same weights from now on, and keep the state.
 
-        An arm that needs no format sees none, and acts on its weights as before.
+        An arm that needs no format ignores them.
         """
         if self.arm.needs_format:
             self.grids = {p: weights[p] for p in self.grids}
-        self._stiffness = {p: self._stiffness_of(grid, p.device) for p, grid in self.grids.items()}
-        self._loops: dict[nn.Parameter, update_cpu.Loops | update_gpu.Kernels] = {}
+        arm, names = self.arm, self._acting.names
+        self._stiffness: dict[nn.Parameter, Stiffness | None] = {}
+        self._loops: dict[nn.Parameter, AnyLoops] = {}
         for p, grid in self.grids.items():
-            stiff = self._stiffness[p]
-            if stiff is not None and update_gpu.available(self.arm, p, grid, self._names):
-                self._loops[p] = update_gpu.Kernels(self.arm, grid, stiff, self._waiting)
-            elif update_cpu.available(self.arm, local(p), grid):
-                self._loops[p] = update_cpu.Loops(self.arm, grid, stiff, self._orders[p], self.codings.of(p))
+            stiff = self._stiffness[p] = None if arm.stiffness is None else Stiffness(
+                grid.format, arm.stiffness, arm.foreign, knee=arm.knee, slope=arm.slope
+            ).to(p.device)  # fmt: skip
+            if stiff is not None and update_gpu.available(arm, p, grid, names):
+                self._loops[p] = update_gpu.Kernels(arm, grid, stiff, self._waiting)
+            elif update_cpu.available(arm, local(p), grid):
+                self._loops[p] = update_cpu.Loops(arm, names, grid, stiff, self._orders[p], self.codings.of(p))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters that are stepped in the plain form; settings that the group lacks are the arm's.
 
-        They may be pairs of a name and a parameter, as `Module.named_parameters` has them. A group of matrices decays
-        as the arm's embeddings do, one with a vector in it not at all, unless it says ``weight_decay``. Raises
-        ``ValueError`` for a setting that no step looks at, and for weights of a format in float16, whose updates are
-        below its smallest number.
+        They may be pairs of a name and a parameter, as from `Module.named_parameters`. A group of matrices decays as
+        the arm's embeddings do, and one with a vector in it not at all, unless it says ``weight_decay``. Raises
+        ``ValueError`` for a setting that no step reads, and for quantized weights in float16, whose smallest number is
+        larger than their updates.
         """
         group = completed(param_group, self.arm, self.defaults["lr"], self.names)
         self.know(group["params"])
@@ -153,11 +165,15 @@ class ArmOptimizer(Resumable):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Loss] | None = None, *, norm: float | None = None) -> Loss | None:
-        """Take a step; ``closure`` computes the loss anew, as torch's optimizers allow.
+        """Take a step.
 
-        ``norm`` is the norm of all gradients, for a caller who knows it from clipping them. A finite norm means finite
-        gradients, so that they need not be read to find out; reading them takes a fifth of the time of an AdamW step.
-        Who does not give it is warned of the first step that is skipped. Raises ``RuntimeError`` for a sparse gradient.
+        Args:
+            closure: computes the loss anew, as torch's optimizers allow; the step returns it.
+            norm: of all gradients, from clipping them. A finite norm means finite gradients; without it they are read
+                to find out, which takes a fifth of the time of an AdamW step. Without it the first skipped step warns.
+
+        Raises:
+            RuntimeError: a gradient is sparse.
         """
         loss = None
         if closure is not None:
@@ -183,203 +199,154 @@ class ArmOptimizer(Resumable):
                     "steps, and no more is said of them", stacklevel=4,
                 )  # fmt: skip
             return loss
-        for i, group in enumerate(self.param_groups):
+        place = 0  # of a parameter, which numbers its stream of random numbers
+        for group in self.param_groups:
+            first = 0 if group["quantized"] else place
+            present = [(i, p) for i, p in enumerate(group["params"], first) if p.grad is not None]
+            place += len(group["params"])
             if group["quantized"]:
-                self._step_quantized(group)
-                continue
-            present = [p for p in group["params"] if p.grad is not None]
-            if self.arm.state is not None:
-                present = self._step_coded(i, present)
-            if self.base.plain == "adamw":
-                # torch's fused step counts on the device, which load_state_dict knows by the group's name for it.
-                step_adamw(group, present, [self._state(p, ADAM, p.device) for p in present], self.sharded)
+                self._step_by_rule(self._acting, group, present)
             else:
-                states = [self._state(p, MOMENTUM) for p in present] if group["momentum"] else []
-                step_sgd(group, present, states, self.sharded)
+                self._step_plain(group, present)
         # Neither torch's fused step nor the loops tell autograd, whose backward pass would read the new weights.
         torch.autograd.graph.increment_version(stepped)
         return loss
 
-    def _step_quantized(self, group: dict[str, Any]) -> None:
-        # By step, which is the same for weights that always had a gradient, and by how fine their quantization grid is.
+    def _step_plain(self, group: dict[str, Any], present: list[tuple[int, nn.Parameter]]) -> None:
+        """Step parameters of a group by torch; those whose moments are codes by the rule of the plain form."""
+        if self.arm.state is not None:
+            self._step_by_rule(self._plain, group, [(i, p) for i, p in present if self.codings.of(p)])
+        params = [p for _, p in present if not self.codings.of(p)]
+        if BASES[self.arm.base].plain == "adamw":
+            # torch's fused step counts on the device, which load_state_dict knows by the group's name for it.
+            step_adamw(group, params, [self._state(p, ADAM, p.device) for p in params], self.sharded)
+        else:
+            states = [self._state(p, MOMENTUM) for p in params] if group["momentum"] else []
+            step_sgd(group, params, states, self.sharded)
+
+    def _step_by_rule(self, form: Form, group: dict[str, Any], present: list[tuple[int, nn.Parameter]]) -> None:
+        """Step parameters of a group one by one."""
+        # By step, which is the same for weights that always had a gradient, and by how fine their grid is.
         numbers: dict[tuple[int, int], Tensor] = {}
-        present = [(i, p, self._state(p, self._names)) for i, p in enumerate(group["params"]) if p.grad is not None]
-        if present:
-            torch._foreach_add_([state["step"] for *_, state in present], 1)
-        for index, p, state in present:
-            step = int(state["step"].item())
-            which = step, self.grids[p].refinement
+        states = [self._state(p, form.names) for _, p in present]
+        if states:
+            torch._foreach_add_([state["step"] for state in states], 1)
+        for (place, p), state in zip(present, states, strict=True):
+            step, grid, loops = int(state["step"].item()), self.grids.get(p), self._loops_of(form, p)
+            which = step, 1 if grid is None else grid.refinement
             if which not in numbers:
                 numbers[which] = self._numbers(group, *which, p.device)
-            stream = self.seed, index, step
-            if p in self._loops and self._loops[p].reads_codes:
-                self._step_weight(p, p.grad, state, numbers[which], stream)
-                continue
-            with opened(self.codings.of(p), state, self._names, p, stream) as moments:
-                self._step_weight(p, p.grad, moments, numbers[which], stream)
+            stream = self.seed, place, step
+            if p.dtype != torch.float32 or self.sharded or self.arm.state is not None or self.arm.store == "codes":
+                opened_weight: Opened = self._opened(form, loops, p, state, stream)
+            else:
+                moments = {name: state[name] for name in form.names}
+                amax = None if grid is None else grid.remembered()
+                opened_weight = nullcontext((cast("Tensor", p), cast("Tensor", p.grad), moments, amax))
+            with opened_weight as (w, g, moments, amax):
+                if loops is not None:
+                    loops.step(w, g, moments, numbers[which], stream, amax)
+                else:
+                    form.rule(w, g, moments, numbers[which], self._grid_tensors(p, stream, amax))
         update_gpu.run(self._waiting)
 
-    def _step_weight(
-        self, p: nn.Parameter, g: Tensor, state: update.State, numbers: Tensor, stream: tuple[int, int, int]
-    ) -> None:
-        """Step a weight, or what this process has of it."""
-        if isinstance(p, StoredWeight) and p in self._loops and p.memory.steps_in_codes:
-            self._loops[p].step(p.memory.codes, g, state, numbers, stream, None)
-            return
-        remembered, w = self.grids[p].remembered(), cast("Tensor", p)
-        kept: dict[str, Any] | None = None  # the parts of state that is gathered
-        in_parts = not self.codings.of(p) or self.codings.in_parts(p)
-        if is_sharded(p) and in_parts and is_elementwise(self.arm, self.grids[p]):
-            remembered = largest(p) if remembered is None else torch.where(remembered > 0, remembered, largest(p))
-            w, g, state = local(p), local(g), {name: local(t) for name, t in state.items()}
-        elif is_sharded(p):
-            kept, dtype = {name: t for name, t in state.items() if is_sharded(t)}, self.moment_dtype(p)
-            alike = [name for name, t in kept.items() if (t.shape, t.dtype) == (p.shape, dtype)]
-            w, g, *moments = whole_together([p, g, *(kept[name] for name in alike)], dtype)
-            gathered = dict(zip(alike, moments, strict=True))
-            state = {name: gathered[name] if name in gathered else whole(t) for name, t in state.items()}
-        w = plain(w)
-        target = w if w.dtype == self.moment_dtype(p) else w.to(self.moment_dtype(p))
-        if p in self._loops:
-            self._loops[p].step(target, g, state, numbers, stream, remembered)
-        else:
-            grid = self._grid_tensors(p, stream)._replace(remembered=remembered)
-            self._rule(target, g.to(target.dtype), state, numbers, grid)
-        if target is not w:
-            w.copy_(target)
-        if isinstance(p, StoredWeight):
-            p.memory.keep(w)
-        if kept is not None:
-            for part, t in ((p, w), *((kept[name], state[name]) for name in kept)):
-                keep_part(part, t)
+    @contextmanager
+    def _opened(
+        self, form: Form, loops: AnyLoops | None, p: nn.Parameter, state: update.State, stream: Stream
+    ) -> Iterator[tuple[Tensor, Tensor, update.State, Tensor | None]]:
+        """Give weight, gradient, state and scale's amax of ``p`` as ``loops`` or a rule take them; keep the results.
 
-    def _step_coded(self, index: int, present: list[nn.Parameter]) -> list[nn.Parameter]:
-        """Step, in the plain form, what has moments in codes of ``present``, of a group; return the others."""
-        group = self.param_groups[index]
-        start = sum(len(other["params"]) for other in self.param_groups[:index])
-        coded = [
-            (place, p, codings, self._state(p, self._plain_names))
-            for place, p in enumerate(group["params"], start)
-            if p.grad is not None and (codings := self.codings.of(p))
-        ]
-        if not coded:
-            return present
-        counters = [state["step"] for *_, state in coded]
-        torch._foreach_add_(counters, 1)
-        numbers: dict[float, Tensor] = {}
-        waiting: dict[tuple[update_cpu.Loops, float], list[tuple[Tensor, Tensor, update.State, int]]] = {}
-        for (place, p, codings, state), step in zip(coded, torch.stack(counters).tolist(), strict=True):
-            if step not in numbers:
-                numbers[step] = self._numbers(group, step, 1, p.device)
-            stream, g = (self.seed, place, int(step)), cast("Tensor", p.grad)
-            take = local if not is_sharded(p) or self.codings.in_parts(p) else whole
-            w, g = take(p), take(g)
-            loops = self._plain_loops(w, codings)
-            own = {name: local(t) for name, t in state.items()} if self.sharded else state
-            if loops is not None and take is local:
-                waiting.setdefault((loops, step), []).append((w, g, own, place))
-                continue
-            if loops is not None:
-                loops.step(w, g, own, numbers[step], stream, None)
-            else:
-                w = w if w.dtype == torch.float32 else w.float()
-                with opened(codings, state, self._plain_names, p, stream) as moments:
-                    own = {name: local(t) for name, t in moments.items()}
-                    self._plain_rule(w, g.to(w.dtype), own, numbers[step], update.NO_GRID)
-            if take is whole:
-                keep_part(p, w)
-            elif w.dtype != p.dtype:
-                local(p).copy_(w)
-        for (loops, step), each in waiting.items():
-            weights, gradients, states, places = zip(*each, strict=True)
-            loops.step_each(weights, gradients, states, places, numbers[step], self.seed, int(step))
-        return [p for p in present if not self.codings.of(p)]
+        Codes are decoded, unless the loops read them. bfloat16 becomes float32. Of a sharded weight a rule gets this
+        process's part if it looks at no other element, else all of it.
+        """
+        w, g, grid, codings = cast("Tensor", p), cast("Tensor", p.grad), self.grids.get(p), self.codings.of(p)
+        amax, dtype = None if grid is None else grid.remembered(), self.moment_dtype(p)
+        with ExitStack() as stack:
+            if loops is None or not loops.reads_codes:
+                state = stack.enter_context(opened(codings, state, form.names, p, stream))
+            if is_sharded(p):
+                elementwise = grid is None or is_elementwise(self.arm, grid)
+                if elementwise and (not codings or self.codings.in_parts(p)):
+                    if grid is not None:
+                        amax = largest(p) if amax is None else torch.where(amax > 0, amax, largest(p))
+                    w, g, state = local(p), local(g), {name: local(t) for name, t in state.items()}
+                else:
+                    w, g, state = stack.enter_context(gathered(p, g, state, dtype))
+            if isinstance(p, CodeWeight) and loops is not None and p.memory.steps_in_codes:
+                yield p.memory.codes, g, state, amax
+                return
+            values = plain(w).to(dtype)
+            yield values, g.to(dtype), state, amax
+            if isinstance(p, CodeWeight):
+                p.memory.keep(values)
+            elif values is not w:
+                w.copy_(values)
 
-    def _plain_loops(self, p: Tensor, codings: dict[str, Coding]) -> update_cpu.Loops | None:
-        """Return the loops for the plain form of ``p``, whose moments are codes, if they take it."""
-        if not update_cpu.takes(p):
+    def _loops_of(self, form: Form, p: nn.Parameter) -> AnyLoops | None:
+        """Return the loops that step ``p``, if there are some."""
+        if form is self._acting:
+            return self._loops.get(p)
+        if not update_cpu.takes(local(p)):
             return None
-        if self._coded_loops is None and update_cpu.available(self._plain, p, None):
-            grid = WeightGrid(get_format("E4M3"))  # one that nobody looks at
-            self._coded_loops = update_cpu.Loops(self._plain, grid, None, None, codings)
-        return self._coded_loops if self._coded_loops is not None and self._coded_loops.reads_codes else None
+        if self._plain_loops is None and update_cpu.available(form.arm, local(p), None):
+            grid = WeightGrid(get_format("E4M3"))  # which the plain form does not read
+            self._plain_loops = update_cpu.Loops(form.arm, form.names, grid, codings=self.codings.of(p))
+        return self._plain_loops if self._plain_loops is not None and self._plain_loops.reads_codes else None
 
     # --- what it is made of --------------------------------------------------------------------------
 
     def adamw_direction(self, p: nn.Parameter) -> Tensor | None:
-        """Return the direction, before the learning rate, that AdamW takes on the gradients so far, if it is known.
+        """Return AdamW's direction on the gradients so far, before the learning rate: (out, in) float32, gathered.
 
-        For a weight that has been stepped: (out, in) float32, whole.
+        None for a weight that was not stepped, or whose AdamW moments are not kept.
         """
         state = self.state.get(p, {})
         if "reference_avg" not in state and not ("exp_avg" in state and self.arm.has_adam_moments):
             return None
-        group = self._group_of(p)
-        numbers = self._numbers(group, self.state[p]["step"].item(), 1, p.device)
+        numbers = self._numbers(self._group_of(p), state["step"].item(), 1, p.device)
         return update.adamw_direction(self._decoded(p), numbers)
 
     @torch.no_grad()
     def wanted(self, p: nn.Parameter) -> Tensor | None:
-        """Return where the next step would put ``p`` (out, in) if nothing were rounded to its quantization grid.
+        """Return where the next step would put ``p`` (out, in), gathered, without rounding to its quantization grid.
 
-        Of weights that live on theirs, with their gradient at hand; None for any other. Nothing changes. It is whole.
+        None for master weights and for one without a gradient. Nothing changes.
         """
         if self.arm.weights != "quantized" or p not in self.grids or p.grad is None:
             return None
         kept, dtype = self.state.get(p, {}), self.moment_dtype(p)
-        w, g = (whole(t).to(dtype) for t in (p, p.grad))
-        zeros = torch.zeros_like(w)
-        state = {name: whole(kept[name]).clone() if name in kept else zeros.clone() for name in self._names}
+        w, g = (gather_full(t).to(dtype) for t in (p, p.grad))
+        names = self._acting.names
+        state = {name: gather_full(kept[name]).clone() if name in kept else torch.zeros_like(w) for name in names}
         step = 1 + (kept["step"].item() if "step" in kept else 0)
         numbers = self._numbers(self._group_of(p), step, self.grids[p].refinement, p.device)
-        return update.wanted(self.arm, w, g, state, numbers, self._grid_tensors(p, (0, 0, 0)))
+        grid = self._grid_tensors(p, (0, 0, 0), self.grids[p].remembered())
+        return update.wanted(self.arm, w, g, state, numbers, grid)
 
     def decay(self, p: nn.Parameter) -> float:
-        """Return what the last step multiplied ``p`` with before the update."""
+        """Return the share of ``p`` that the decay of the last step left."""
         return share_kept(self._group_of(p))
-
-    def _decoded(self, p: nn.Parameter) -> dict[str, Tensor]:
-        """Return the state of ``p``, whole, with its moments in float32."""
-        return in_float32({name: whole(t) for name, t in self.state.get(p, {}).items()}, self.codings.of(p), p)
 
     def _group_of(self, p: nn.Parameter) -> dict[str, Any]:
         return next(group for group in self.param_groups if any(p is q for q in group["params"]))
 
-    def _state(self, p: nn.Parameter, names: Iterable[str], counter: torch.device | str = "cpu") -> dict[str, Tensor]:
-        state = self.state[p]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=counter)
-            codings = self.codings.of(p)
-            for name in names:
-                if name in codings:
-                    in_parts = self.codings.in_parts(p)
-                    parts = codings[name].zeros(local(p).shape if in_parts else p.shape)
-                    state.update((name + part, joined(p, t) if in_parts else t) for part, t in parts.items())
-                else:
-                    state[name] = torch.zeros_like(p, dtype=self.moment_dtype(p), memory_format=torch.preserve_format)
-        return state
-
     def _numbers(self, group: dict[str, Any], step: float, refinement: int, device: torch.device) -> Tensor:
         return sent(step_numbers(group, self.arm, step, self.steps, refinement), device)
 
-    def _grid_tensors(self, p: nn.Parameter, stream: tuple[int, int, int]) -> update.GridTensors:
+    def _grid_tensors(self, p: nn.Parameter, stream: Stream, amax: Tensor | None) -> update.GridTensors:
+        if p not in self.grids:
+            return update.NO_GRID
         grid, stiff = self.grids[p], self._stiffness[p]
         return update.GridTensors(
             constants=grid.constants,
             stiff_constants=None if stiff is None else stiff.constants,
             numbers=None if stiff is None else stiff.numbers,
             order=self._orders[p],
-            remembered=grid.remembered(),
+            remembered=amax,
             options=grid.options,
             stream=sent(torch.tensor(stream), p.device) if self.arm.rounding != "nearest" else None,
             held=grid.held if self.arm.weights == "quantized" else None,
         )
-
-    def _stiffness_of(self, grid: WeightGrid, device: torch.device) -> Stiffness | None:
-        arm = self.arm
-        if arm.stiffness is None:
-            return None
-        return Stiffness(grid.format, arm.stiffness, arm.foreign, knee=arm.knee, slope=arm.slope).to(device)
 
     @torch.no_grad()
     def _put_on_grid(self) -> None:

@@ -1,13 +1,14 @@
-"""Parameters that several processes have parts of, as FSDP2 (`torch.distributed.fsdp.fully_shard`) leaves them.
+"""Parameters that are sharded over processes, as FSDP2 (`torch.distributed.fsdp.fully_shard`) leaves them: DTensors.
 
-They are DTensors. What treats each element by itself steps the part at hand; what looks at the whole tensor gathers it,
-steps it in each process alike, and keeps the part. Either way the bits are those of one process.
+A step that treats each element by itself takes the process's own part. A step that looks at the whole tensor gathers
+it, computes the same in each process, and keeps the part. Either way the bits are those of one process.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,22 +23,47 @@ ELEMENTWISE = (None, "ulp", "smooth", "range")  # stiffness that looks at one we
 
 
 def local(t: Any) -> Tensor:
-    """Return this process's part of ``t``, which shares its memory; ``t`` itself where it is whole."""
+    """Return this process's part of ``t``, which shares its memory; ``t`` itself if it is not sharded."""
     return master_of(t.to_local()) if is_sharded(t) else t
 
 
 def parts(ts: list[Any], sharded: bool) -> list[Tensor]:
-    """Return this process's part of each; ``sharded``: whether there may be other than whole ones."""
+    """Return this process's part of each of ``ts``; not ``sharded``: none of them is."""
     return list(map(local, ts)) if sharded else ts
 
 
-def whole(t: Any) -> Tensor:
-    """Return all of ``t``, gathered from all processes."""
+def gather_full(t: Any) -> Tensor:
+    """Return all of ``t``, gathered from all processes; ``t`` itself if it is not sharded."""
     return t.full_tensor() if is_sharded(t) else t
 
 
+def gather_full_together(ts: Sequence[Any], dtype: torch.dtype) -> list[Tensor]:
+    """Return all of each of ``ts``, of one shape and sharded alike, in ``dtype``; gathered by one message."""
+    stacked = torch.stack([local(t).to(dtype) for t in ts], -1)
+    full = torch.empty(*ts[0].shape, len(ts), device="meta")
+    return [t.contiguous() for t in _distributed(ts[0], stacked, full.shape, full.stride()).full_tensor().unbind(-1)]
+
+
+@contextmanager
+def gathered(
+    p: Any, g: Any, state: Mapping[str, Any], dtype: torch.dtype
+) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
+    """Give all of a sharded weight, its gradient and its state in ``dtype``, and keep this process's part afterwards.
+
+    State that is not sharded is given as it is.
+    """
+    sharded = {name: t for name, t in state.items() if is_sharded(t)}
+    alike = [name for name, t in sharded.items() if (t.shape, t.dtype) == (p.shape, dtype)]
+    w, g, *moments = gather_full_together([p, g, *(sharded[name] for name in alike)], dtype)
+    full = {name: gather_full(t) for name, t in state.items() if name not in alike}
+    full.update(zip(alike, moments, strict=True))
+    yield w, g, full
+    for part, t in ((p, w), *((sharded[name], full[name]) for name in sharded)):
+        keep_part(part, t)
+
+
 def split_as(like: Any, t: Any) -> Any:
-    """Return ``t``, which all processes have whole, in parts as ``like`` is; ``t`` itself if ``like`` is whole."""
+    """Return ``t``, which all processes have in full, sharded as ``like``; ``t`` itself if ``like`` is not sharded."""
     if not is_sharded(like) or is_sharded(t):
         return t
     from torch.distributed.tensor import distribute_tensor
@@ -45,33 +71,17 @@ def split_as(like: Any, t: Any) -> Any:
     return distribute_tensor(t.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-def whole_together(ts: Sequence[Any], dtype: torch.dtype) -> list[Tensor]:
-    """Return all of each of ``ts``, of one shape and sharded alike, in ``dtype``; gathered by one message."""
-    from torch.distributed.tensor import DTensor
-
-    like, parts = ts[0], torch.stack([local(t).to(dtype) for t in ts], -1)
-    whole = torch.empty(*like.shape, len(ts), device="meta")
-    spread = DTensor.from_local(
-        parts, like.device_mesh, like.placements, run_check=False, shape=whole.shape, stride=whole.stride()
-    )
-    return [t.contiguous() for t in spread.full_tensor().unbind(-1)]
-
-
 def keep_part(kept: Any, t: Tensor) -> None:
-    """Write ``t``, which all processes have whole, into ``kept``, or this process's part of it."""
+    """Write ``t``, which all processes have in full, into ``kept``, or this process's part of it."""
     local(kept).copy_(local(split_as(kept, t)))
 
 
-def joined(p: Any, part: Tensor) -> Tensor:
-    """Return ``part``, of a tensor that is split as evenly as ``p`` is by its rows, as this process's part of it."""
+def from_part(p: Any, part: Tensor) -> Any:
+    """Return the tensor that has ``part`` in this process, sharded by its rows as evenly as ``p`` is."""
     if not is_sharded(p):
         return part
-    from torch.distributed.tensor import DTensor
-
     shape = torch.Size((part.shape[0] * parts_by_rows(p), *part.shape[1:]))
-    stride = part.stride()  # of all but the first dimension, and so of all
-    found: Tensor = DTensor.from_local(part, p.device_mesh, p.placements, run_check=False, shape=shape, stride=stride)
-    return found
+    return _distributed(p, part, shape, part.stride())  # strides of all but the first dimension are those of the whole
 
 
 def parts_by_rows(p: Any) -> int:
@@ -85,30 +95,36 @@ def parts_by_rows(p: Any) -> int:
 def largest(t: Tensor) -> Tensor:
     """Return the largest magnitude (0-d float32) of all of ``t``."""
     part = local(t).detach().abs()
-    found = part.amax().float() if part.numel() else part.new_zeros((), dtype=torch.float32)
-    return _reduced(found, t, dist.ReduceOp.MAX)
+    amax = part.amax().float() if part.numel() else part.new_zeros((), dtype=torch.float32)
+    return _reduced(amax, t, dist.ReduceOp.MAX)
 
 
 def all_finite(gradients: list[Tensor], sharded: bool) -> bool:
-    """Return whether ``gradients`` are finite, in every process that has parts of them.
+    """Return whether ``gradients`` are finite in every process.
 
-    Told by their sums, which are read once at the speed of memory; finite numbers may still have an infinite one.
+    Sums are read first, at the speed of memory. Finite numbers may still have an infinite sum, so elements follow.
     """
-    own = parts(gradients, sharded)
-    finite = bool(torch.stack([g.sum(dtype=torch.float32) for g in own]).isfinite().all())
-    finite = finite or all(bool(g.isfinite().all()) for g in own)
+    local_gradients = parts(gradients, sharded)
+    finite = bool(torch.stack([g.sum(dtype=torch.float32) for g in local_gradients]).isfinite().all())
+    finite = finite or all(bool(g.isfinite().all()) for g in local_gradients)
     for g in gradients if sharded else ():
-        if is_sharded(g):  # whose mesh has all processes that the others have
+        if is_sharded(g):  # its mesh has all processes that the meshes of the others have
             return bool(_reduced(torch.tensor(int(finite), device=local(g).device), g, dist.ReduceOp.MIN))
     return finite
 
 
 def is_elementwise(arm: Arm, grid: WeightGrid) -> bool:
-    """Return whether a step of ``arm`` needs of a weight's other elements the amax of its scale alone."""
+    """Return whether a step of ``arm`` on a weight needs nothing of its other elements but the amax of its scale."""
     return (
         arm.stiffness in ELEMENTWISE and arm.normalise != "rms" and not arm.match_rms and arm.weights == "master"
         and BASES[arm.base].direction != "orthogonal" and grid.options.get("granularity", "tensor") == "tensor"
     )  # fmt: skip
+
+
+def _distributed(like: Any, part: Tensor, shape: torch.Size, stride: tuple[int, ...]) -> Any:
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(part, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
 
 
 def _reduced(t: Tensor, like: Any, op: dist.ReduceOp.RedOpType) -> Tensor:

@@ -1,7 +1,7 @@
-"""Stiffness: how far apart the representable values are around each weight.
+"""Stiffness S: the spacing of the representable values around each weight, and formulas to compare it with.
 
-With u the place of a weight on its quantization grid, counted in rungs, ``du/dw = 1/S``. A geometry-aware update moves
-weights by rungs where an ordinary one moves them by real amounts.
+If u is the position of a weight on its quantization grid in rungs, ``du/dw = 1/S``. An update times S moves weights by
+rungs, and an ordinary one by real amounts.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from altgrad.numerics import format_constants, grid_spacing, operand_scale, perm
 from altgrad.numerics.constants import FLOAT32_MANTISSA, MAX, SPACING, ULPS
 from altgrad.numerics.rounding import SUCCESSOR
 
-# Stiffness over the largest one of its tensor is at least this, so that nothing divides by zero and a weight can
-# cross zero. Only `mantissa` gets there: the others end where the subnormal numbers begin.
+# Stiffness is at least this share of the largest one of its tensor, so that nothing divides by zero and a weight can
+# cross zero. Only `mantissa` gets there; the others end at the subnormal numbers.
 FLOOR = 2.0**-24
 
-LEAST_RMS = 1e-3  # Adafactor's second epsilon: weights of zero have to move
-
-# Of what a root mean square is taken of, so that float32 holds its square.
-SMALLEST, LARGEST = 2.0**-62, 2.0**62
+LEAST_RMS = 1e-3  # Adafactor's second epsilon, so that weights of zero move
+SMALLEST, LARGEST = 2.0**-62, 2.0**62  # bounds within which float32 holds a square
 TINY = 2.0**-126  # the smallest normal float32 number, for a tensor of zeros
 
-# Places in the numbers of a format and a formula: 2^-M, and so on; KNEE is 2^-knee.
+# Places in the numbers of a format and a formula. PER_BINADE is 2^-M, KNEE 2^-knee.
 PER_BINADE, SMALLEST_NORMAL, PER_RANGE, KNEE, SLOPE = range(5)
 
 
@@ -43,10 +41,10 @@ def stiffness(
     seed: int = 0,
     dim: int = -1,
 ) -> Tensor:
-    """Return the stiffness of each weight, in the weight's own unit; that of `profile`, in the unit's power ``slope``.
+    """Return the stiffness of each weight, in the weight's own unit; for `profile`, in the unit's power ``slope``.
 
     ========== ==============================================================================================
-    ulp        ``ulp(w s) / s``: the spacing of the quantization grid at w, of the smallest binade at and around 0
+    ulp        ``ulp(w s) / s``: the spacing of the quantization grid at w; around 0 that of the smallest binade
     mantissa   ``2^(floor(log2 |w|) - M)``: no scale, no subnormal numbers
     smooth     ``sqrt(w^2 + w0^2) 2^-M``, ``w0 s`` the smallest normal value: `ulp` without its jumps
     range      `ulp` over the binades from the format's smallest value to its largest
@@ -62,32 +60,31 @@ def stiffness(
         weight: float32 or float64, (out, in) or any shape.
         fmt: the weight's format.
         formula: one of the above.
-        scale: of the weight, broadcastable, by default that of its amax; of `foreign` always that of the amax.
+        scale: of the weight, broadcastable; by default the scale of its amax, which `foreign` always takes.
         foreign: the other format of `foreign`.
         knee: of `profile`, in binades below the tensor's largest weight, 0 to 62.
-        slope: of `profile`, 0 to 2: at 0 it is the same for every weight, at 1 in proportion to the weight. `smooth` is
-            the profile of slope 1 with a knee where the format's subnormal numbers begin, but for a constant factor.
-        seed: of the shuffle.
-        dim: along which a product sums, so that an output row of `row_rms` lies along it.
+        slope: of `profile`, 0 to 2. At 0 it is the same for every weight, at 1 proportional to the weight. Up to a
+            factor, `smooth` is the profile of slope 1 with its knee at the format's smallest normal number.
+        seed: of the shuffle of `permuted`.
+        dim: along which a product sums; an output row of `row_rms` lies along it.
 
     Returns:
         Positive, the shape and dtype of ``weight``.
 
     Raises:
-        ValueError: an unknown formula, or one of `foreign` or `profile` and its settings without the other.
+        ValueError: the formula is unknown, or has not exactly its own settings: ``foreign``; ``knee`` and ``slope``.
 
     Source of `rms`: Shazeer & Stern 2018 (arXiv:1804.04235), section 8. LAMB's trust ratio (You et al. 2020) is akin.
     """
-    made = Stiffness(get_format(fmt), formula, foreign, knee=knee, slope=slope)
-    made.to(weight.device)
+    stiff = Stiffness(get_format(fmt), formula, foreign, knee=knee, slope=slope).to(weight.device)
     if scale is None:
-        scale = made.own_scale(weight)
+        scale = operand_scale(weight, stiff.constants)
     order = permutation(weight.numel(), seed, 0).to(weight.device) if formula == "permuted" else None
-    return made(weight.detach(), scale, order, dim)
+    return stiff(weight.detach(), scale, order, dim)
 
 
 def exponent(schedule: str, progress: float) -> float:
-    """Return the exponent of stiffness at a share ``progress`` of the run: from 1 to 0, or 1 throughout."""
+    """Return the exponent of stiffness after the share ``progress`` of the run: 1 to 0, or constantly 1."""
     if schedule == "constant":
         return 1.0
     if schedule == "linear":
@@ -96,7 +93,7 @@ def exponent(schedule: str, progress: float) -> float:
 
 
 class Stiffness:
-    """`stiffness` of one format and formula, with the numbers of both in tensors for compiled graphs."""
+    """`stiffness` of one format and formula, whose numbers are in tensors, for compiled graphs."""
 
     def __init__(
         self, fmt: Format, formula: str, foreign: str | Format | None = None, *,
@@ -110,7 +107,7 @@ class Stiffness:
             raise ValueError("knee and slope: needed by the formula profile, and by no other")
         foreign = None if foreign is None else get_format(foreign)
         self.format, self.formula = fmt, formula
-        # E0My has the values of E1M(y-1), one scale apart; as such both have the same stiffness throughout.
+        # Up to the scale, E0My has the values of E1M(y-1), and so its stiffness.
         bits = fmt.mantissa_bits - (fmt.exponent_bits == 0)
         binades = math.log2(fmt.max / fmt.smallest)
         self.constants = format_constants(foreign or fmt)
@@ -127,19 +124,15 @@ class Stiffness:
         self.constants, self.numbers = self.constants.to(device), self.numbers.to(device)
         return self
 
-    def own_scale(self, weight: Tensor) -> Tensor:
-        """Return the scale that the amax of ``weight`` gives."""
-        return operand_scale(weight, self.constants)
-
     def __call__(self, weight: Tensor, scale: Tensor, order: Tensor | None = None, dim: int = -1) -> Tensor:
-        """Return the stiffness; ``order`` is the shuffle of `permuted`, ``dim`` where the rows of `row_rms` lie."""
+        """Return the stiffness; ``order`` is the shuffle of `permuted`, ``dim`` as in `stiffness`."""
         return evaluate(self.formula, weight, scale, self.constants, self.numbers, order, dim)
 
 
 def evaluate(
     formula: str, weight: Tensor, scale: Tensor, constants: Tensor, numbers: Tensor, order: Tensor | None, dim: int
 ) -> Tensor:
-    """`Stiffness.__call__` of tensors, to be compiled once for every format."""
+    """Return what `Stiffness.__call__` does, as a function of tensors, so that one graph serves every format."""
     if formula == "mantissa":
         found = _power_of_two_below(weight.abs()) * numbers[PER_BINADE]
         return torch.maximum(found, found.amax() * FLOOR)
@@ -165,9 +158,9 @@ def evaluate(
 
 
 def _profile(weight: Tensor, knee: Tensor, slope: Tensor) -> Tensor:
-    """Return the power of weights over the largest, which leaves no range, times that of the largest, which is bounded.
+    """Return the profile as a power of weights over the largest one, times a bounded power of the largest.
 
-    So its root mean square can be taken whatever the weights' unit is.
+    So float32 holds its root mean square, whatever the weights' unit is.
     """
     largest = weight.abs().amax()
     share = torch.where(largest > 0, weight / largest.clamp_min(TINY), 1.0)

@@ -1,8 +1,8 @@
-"""What a step does to one weight tensor: a function of tensors, in place, for eager mode and for the compiler.
+"""The rule of each arm: what a step does to one weight tensor, in place, in eager mode or compiled.
 
-A rule gets the weight, its gradient, its state and the numbers of the step, and everything about the format as
-tensors, so that one compiled graph serves every format, layer and step. The numbers of the step are float32 tensors
-too; a Python float would be compiled into the graph. On a CPU `update_cpu` does the same in less time.
+A rule takes the weight, its gradient, its state, the numbers of the step and the format, all as tensors. So one
+compiled graph serves every format, layer and step; a Python float would be compiled into the graph. On a CPU
+`update_cpu` does the same in less time.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from altgrad.numerics import (
 from altgrad.numerics.constants import MAX
 from altgrad.optim.stiffness import evaluate
 
-# Of Newton and Schulz's iteration in Muon, for singular values from 0 to 1: five steps take them to about 1.
+# Muon's Newton-Schulz iteration: five steps take singular values between 0 and 1 to about 1.
 MUON_STEPS, MUON_COEFFICIENTS, MUON_EPS = 5, (3.4445, -4.7750, 2.0315), 1e-7
-MUON_RMS = 0.2  # of its update, which is AdamW's in training (Liu et al. 2025)
-MADAM_CLIP = 10.0  # of g / sqrt(v), as in Bernstein's code; it holds back the first steps after a quiet time
-# A quantization grid whose amax changes by a factor of two keeps all its normal values; by any other factor, rounding
-# to nearest would multiply every weight by it. It shrinks late, so that it does not go to and fro.
+MUON_RMS = 0.2  # root mean square of its update, which AdamW's has in training (Liu et al. 2025)
+MADAM_CLIP = 10.0  # bound of g / sqrt(v), as in Bernstein's code, for the first steps after small gradients
+# Shares of the held amax at which a re-estimated scale doubles or halves it. A factor of two keeps all normal values of
+# the quantization grid. It shrinks late, so that it does not go to and fro.
 GROWS_ABOVE, SHRINKS_BELOW = 1.0, 0.25
 
 # Places in the tensor of a step's numbers.
@@ -41,11 +41,17 @@ LR, DECAY, BETA1, BETA2, UNBIAS1, UNBIAS2, EPS, MOMENTUM, MAX_RUNGS, EXPONENT, U
 
 
 class GridTensors(NamedTuple):
-    """A weight's quantization grid as a rule sees it.
+    """A weight's quantization grid, as tensors for a rule.
 
-    ``constants`` and ``stiff_constants`` from `format_constants`, ``numbers`` and ``order`` from `Stiffness`,
-    ``remembered`` the amax that sets the scale or None, ``options`` of `operand_scale`, ``stream`` of this step's
-    random numbers as `uniform` takes it, ``held`` the buffer of the amax of weights on the quantization grid.
+    Attributes:
+        constants: of the format, from `refined_constants`.
+        stiff_constants: of the stiffness's format, from `Stiffness`.
+        numbers: of the stiffness, from `Stiffness`.
+        order: the shuffle of the stiffness `permuted`.
+        remembered: the amax that sets the scale; None: the weight's own.
+        options: of `operand_scale`.
+        stream: of this step's random numbers, as `uniform` takes it.
+        held: the amax of weights that are kept on the grid, a buffer of one element.
     """
 
     constants: Tensor
@@ -58,20 +64,23 @@ class GridTensors(NamedTuple):
     held: Tensor | None
 
 
-NO_GRID = GridTensors(*[None] * 8)  # type: ignore[arg-type] # of an arm that looks at none
+NO_GRID = GridTensors(*[None] * 8)  # type: ignore[arg-type] # for an arm that reads none
 State = dict[str, Tensor]
 Rule = Callable[[Tensor, Tensor, State, Tensor, GridTensors], None]
 
 
 def state_names(arm: Arm, reference: bool) -> tuple[str, ...]:
-    """Return the float32 tensors of a weight's shape that ``arm`` keeps between steps."""
-    own = tuple(name for name in BASES[arm.base].state if arm.momentum or name != "momentum_buffer")
+    """Return the names of the tensors of a weight's shape that ``arm`` keeps between steps.
+
+    ``reference``: AdamW's moments too, where the arm has others.
+    """
+    names = tuple(name for name in BASES[arm.base].state if arm.momentum or name != "momentum_buffer")
     needs_reference = (reference or arm.match_rms) and not arm.has_adam_moments
-    return (*own, *(("reference_avg", "reference_avg_sq") if needs_reference else ()))
+    return (*names, *(("reference_avg", "reference_avg_sq") if needs_reference else ()))
 
 
 def rule_of(arm: Arm, reference: bool) -> Rule:
-    """Return the rule of ``arm``; with ``reference`` it also keeps AdamW's moments where they are not its own."""
+    """Return the rule of ``arm``; its state has the tensors of `state_names`."""
     keeps_reference = "reference_avg" in state_names(arm, reference)
 
     def rule(p: Tensor, g: Tensor, state: State, h: Tensor, grid: GridTensors) -> None:
@@ -90,17 +99,17 @@ def rule_of(arm: Arm, reference: bool) -> Rule:
 
 
 def wanted(arm: Arm, p: Tensor, g: Tensor, state: State, h: Tensor, grid: GridTensors) -> Tensor:
-    """Return where a step of ``arm`` puts ``p`` before it is rounded to its quantization grid; ``state`` advances."""
+    """Return where a step of ``arm`` moves ``p`` before rounding to its quantization grid, and advance ``state``."""
     if "reference_avg" in state:
         _moments(state["reference_avg"], state["reference_avg_sq"], g, h)
-    return _target(arm, p, g, state, h, grid, _factor(arm, p, h, grid), whole=False)
+    return _target(arm, p, g, state, h, grid, _factor(arm, p, h, grid), rounded=False)
 
 
 def unbias_later(beta: float, step: float) -> float:
-    """Return the mean of Adam's bias corrections of all steps after ``step``, weighted as a momentum fades.
+    """Return the mean of Adam's bias corrections of the steps after ``step``, weighted as a momentum fades.
 
-    That is ``(1 - beta) / beta`` times the sum over k from 1 of ``beta^k / (1 - beta^(step + k))``: as a series of the
-    powers of ``beta^(step + 1)``, which ends sooner the later the step.
+    It is ``(1 - beta) / beta`` times the sum over k from 1 of ``beta^k / (1 - beta^(step + k))``, computed as a series
+    in ``beta^(step + 1)``.
     """
     terms = int(math.log(1e-9) / ((step + 1) * math.log(beta))) + 1 if beta else 1
     return sum((1 - beta) * beta ** (j * (step + 1)) / (1 - beta ** (j + 1)) for j in range(terms))
@@ -108,18 +117,17 @@ def unbias_later(beta: float, step: float) -> float:
 
 def adamw_direction(state: State, h: Tensor) -> Tensor:
     """Return ``m / (sqrt(v) + eps)``, bias-corrected, from the moments of plain gradients in ``state``."""
-    own = "reference_avg" not in state
-    m, v = (state["exp_avg"], state["exp_avg_sq"]) if own else (state["reference_avg"], state["reference_avg_sq"])
-    return _adam(m, v, h)
+    name = "reference" if "reference_avg" in state else "exp"
+    return _adam(state[f"{name}_avg"], state[f"{name}_avg_sq"], h)
 
 
 # --- parts -----------------------------------------------------------------------------------------
 
 
 def _factor(arm: Arm, p: Tensor, h: Tensor, grid: GridTensors, at: Tensor | None = None) -> Tensor | None:
-    """Return ``S^a`` at ``p``, or ``at`` another point, over that of the tensor ``p``.
+    """Return ``S^a`` at ``p``, or at the point ``at``, over its root mean square at ``p`` if the arm normalises.
 
-    S is the stiffness, and a the schedule's exponent: at 0 the factor is 1, and the arm its plain form.
+    S is the stiffness and a the schedule's exponent. At an exponent of 0 the factor is 1, and the arm its plain form.
     """
     formula, constants, numbers = arm.stiffness, grid.stiff_constants, grid.numbers
     if formula is None or constants is None or numbers is None:
@@ -138,15 +146,15 @@ def _factor(arm: Arm, p: Tensor, h: Tensor, grid: GridTensors, at: Tensor | None
 
 def _target(
     arm: Arm, p: Tensor, g: Tensor, state: State, h: Tensor, grid: GridTensors, factor: Tensor | None, *,
-    whole: bool = True,
+    rounded: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Advance the moments and return the weight after the step; not ``whole``: of rungs parts too."""
+    """Advance the moments and return the weight after the step; ``rounded``: steps in rungs are whole numbers."""
     step, unit = _step(arm, p, g, state, h, factor), BASES[arm.base].unit
     if arm.match_rms:
         size = _rms(step * p if unit == "log" else step)
         step = step * (_rms(adamw_direction(state, h)) / size).nan_to_num(nan=1.0, posinf=1.0)
     if unit == "rungs":
-        return _moved_rungs(p, step, h, grid, whole)
+        return _moved_rungs(p, step, h, grid, rounded)
     if unit == "log":
         return p * h[DECAY] * torch.exp(-h[LR] * step)
     return p * h[DECAY] - h[LR] * step
@@ -179,7 +187,7 @@ def _step(arm: Arm, p: Tensor, g: Tensor, state: State, h: Tensor, factor: Tenso
             step = state["momentum_buffer"]
             step.copy_(step * h[MOMENTUM] + g)
         if base.direction == "orthogonal":
-            step = _orthogonal(g + step * h[MOMENTUM])  # Nesterov's; of its size nothing is left
+            step = _orthogonal(g + step * h[MOMENTUM])  # Nesterov's momentum
     if power is not None and arm.acts == "update" and not base.metric:
         step = power * step
     return step
@@ -195,9 +203,9 @@ def _adam(m: Tensor, v: Tensor, h: Tensor) -> Tensor:
 
 
 def _orthogonal(m: Tensor) -> Tensor:
-    """Return ``m`` (out, in) with its singular values taken to about 1, times what gives it AdamW's root mean square.
+    """Return ``m`` (out, in) with singular values of about 1, scaled to the root mean square of AdamW's updates.
 
-    Muon (Jordan et al. 2024) with the scale of Liu et al. 2025 (arXiv:2502.16982), in float32; theirs is in bfloat16.
+    Muon (Jordan et al. 2024) with the scale of Liu et al. 2025 (arXiv:2502.16982). In float32; theirs is in bfloat16.
     """
     a, b, c = MUON_COEFFICIENTS
     tall = m.shape[0] > m.shape[1]
@@ -209,44 +217,42 @@ def _orthogonal(m: Tensor) -> Tensor:
 
 
 def _transport(arm: Arm, p: Tensor, target: Tensor, state: State, h: Tensor, grid: GridTensors, factor: Tensor) -> None:
-    """Carry the first moment along to ``target``: the same number of rungs there."""
+    """Transport the first moment to ``target``, where it has the same number of rungs."""
     first, there = state.get("momentum_buffer", state.get("exp_avg")), _factor(arm, p, h, grid, at=target)
     if first is not None and there is not None:
         first.copy_(first * (there / factor))
 
 
-def _moved_rungs(p: Tensor, step: Tensor, h: Tensor, grid: GridTensors, whole: bool) -> Tensor:
-    """Return the weight after its rungs, ``max_rungs`` at most, and the decay; ``whole``: a number by chance."""
+def _moved_rungs(p: Tensor, step: Tensor, h: Tensor, grid: GridTensors, rounded: bool) -> Tensor:
+    """Return the weight after a step of at most ``max_rungs`` and the decay; ``rounded``: stochastically, to rungs."""
     scale = _scale_of(_held(grid).max(), grid)
     u = coordinate(p * scale, grid.constants).round()
     wanted = (-h[LR] * step).clamp(-h[MAX_RUNGS], h[MAX_RUNGS])
     wanted = wanted + (coordinate(p * h[DECAY] * scale, grid.constants) - u)
-    moved = (wanted + _random(p, grid)).floor() if whole else wanted
+    moved = (wanted + _random(p, grid)).floor() if rounded else wanted
     return at_coordinate(u + moved, grid.constants) / scale
 
 
 def _held(grid: GridTensors) -> Tensor:
-    """Return the buffer of the amax of weights that live on the quantization grid."""
     assert grid.held is not None
     return grid.held
 
 
 def _random(t: Tensor, grid: GridTensors) -> Tensor:
-    """Return this step's random numbers, in the shape of ``t``."""
     assert grid.stream is not None
     return uniform(t.shape, grid.stream)
 
 
 def _scale_of(amax: Tensor, grid: GridTensors) -> Tensor:
-    """Return the one scale of weights whose largest magnitude on the quantization grid is ``amax`` (0-d)."""
+    """Return the scale of weights that are kept on the grid, whose amax (0-d) is ``amax``."""
     kind = {name: grid.options[name] for name in ("scale_format", "scale_rounding") if name in grid.options}
     return scale_from_amax(amax, grid.constants, **kind)
 
 
 def _written_back(arm: Arm, p: Tensor, target: Tensor, grid: GridTensors) -> Tensor:
-    """Return ``target``, where a step takes ``p``, on the quantization grid.
+    """Return ``target``, where a step moves ``p``, rounded to the quantization grid.
 
-    The grid's scale is changed first where that is asked for and due.
+    A re-estimated scale is changed first where that is due.
     """
     held = _held(grid)
     amax, present = held.max(), target.abs().amax()
@@ -259,19 +265,19 @@ def _written_back(arm: Arm, p: Tensor, target: Tensor, grid: GridTensors) -> Ten
     nearest = round_to_grid(target * scale, grid.constants)
     if arm.rounding == "nearest" or BASES[arm.base].unit == "rungs":
         return nearest / scale
-    by_chance = round_to_grid_stochastic(target * scale, grid.constants, _random(target, grid))
+    stochastic = round_to_grid_stochastic(target * scale, grid.constants, _random(target, grid))
     if arm.rounding == "selective":
         spacing = grid_spacing(torch.minimum((p * scale).abs(), grid.constants[MAX]), grid.constants)
-        by_chance = torch.where(((target - p) * scale).abs() < spacing / 2, by_chance, nearest)
-    return by_chance / scale
+        stochastic = torch.where(((target - p) * scale).abs() < spacing / 2, stochastic, nearest)
+    return stochastic / scale
 
 
 def _feed_back(arm: Arm, target: Tensor, written: Tensor, state: State, h: Tensor, grid: GridTensors) -> None:
-    """Have the momentum make up for what rounding took of ``target`` (ECO, Nikdan et al. 2026, arXiv:2601.22101).
+    """Take the rounding error of ``target`` off the momentum (ECO, Nikdan et al. 2026, arXiv:2601.22101).
 
-    What a momentum m still moves a weight by is ``-rate (beta + beta^2 + ...) m``, with ``rate`` that of this element:
-    ``w - rate beta / (1 - beta) m`` goes its way as if nothing had been rounded when m loses
-    ``(1 - beta) / (beta rate)`` times the error. What of a weight lies beyond the largest value is no error.
+    Later steps move a weight by ``-rate (beta + beta^2 + ...) m``, with the ``rate`` of each element. So
+    ``w - rate beta / (1 - beta) m`` stays as it was without rounding if m loses ``(1 - beta) / (beta rate)`` times the
+    error. What exceeds the format's largest value is no error.
     """
     top = grid.constants[MAX] / _scale_of(_held(grid).max(), grid)
     error = torch.maximum(torch.minimum(target, top), -top) - written
@@ -285,5 +291,5 @@ def _feed_back(arm: Arm, target: Tensor, written: Tensor, state: State, h: Tenso
 
 
 def _rms(t: Tensor) -> Tensor:
-    """Return the root mean square; compiled sums in float32 are 1e-6 off, which a step would take along."""
+    """Return the root mean square. Sums are in float64, since compiled ones in float32 are off by 1e-6."""
     return t.square().mean(dtype=torch.float64).sqrt().float()

@@ -1,8 +1,8 @@
-"""The CPU's own loops for a step of an arm, `update_cpu.cpp`: what `update` does, twice as fast.
+"""Loops in C++ for a step of an arm on a CPU: `update_cpu.cpp` does what `update` defines, in a half of the time.
 
-They take every arm but six things: weights with more than one scale, a stiffness of rows, one on a schedule, a first
-moment carried along a metric that is more than a function of each weight, selective rounding, and Muon's matrix
-products. For those, on other devices and without a C++ compiler there are the rules.
+The loops leave six things to the rules of `update`: weights with more than one scale, a stiffness of rows, a stiffness
+on a schedule, a first moment carried along a metric that is more than a function of each weight, selective rounding,
+and Muon's matrix products. Other devices, and machines without a C++ compiler, use the rules for everything.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from altgrad.config.arms import BASES, FORMULAS, Arm
 from altgrad.numerics import loops, scale_rule
-from altgrad.optim import state_cpu, update, weight_grid
-from altgrad.optim.coded import POWER, SCALE, Coding
+from altgrad.optim import state_codec, update, weight_grid
+from altgrad.optim.state_codec import MOMENTS, POWER, SCALE, Coding
 from altgrad.optim.stiffness import Stiffness
 from altgrad.optim.update import State
 from altgrad.optim.weight_grid import WeightGrid
@@ -29,8 +29,8 @@ WEIGHTS = ("master", "nearest", "stochastic")
 OF_THE_TENSOR = ("permuted", "profile", "rms")  # how stiff a weight is depends on the others
 
 
-def _settings(arm: Arm, rule: int) -> dict[str, int]:
-    """Return what `update_cpu.cpp` has to know of an arm, in the order in which it is passed."""
+def _settings(arm: Arm, names: Sequence[str], rule: int) -> dict[str, int]:
+    """Return what `update_cpu.cpp` reads of an arm whose state is ``names``, in the order in which it is passed."""
     base = BASES[arm.base]
     return {
         "direction": DIRECTIONS.index(base.direction),
@@ -46,12 +46,15 @@ def _settings(arm: Arm, rule: int) -> dict[str, int]:
         "reestimated": arm.held_scale == "reestimated",
         "feedback": arm.feedback is not None,
         "scale_rule": rule,
+        "first": not {"exp_avg", "momentum_buffer"}.isdisjoint(names),
+        "second": "exp_avg_sq" in names,
+        "reference": "reference_avg" in names,
     }
 
 
-SETTINGS = tuple(_settings(Arm(lr=1.0), 0))
+SETTINGS = tuple(_settings(Arm(lr=1.0), (), 0))
 DEFINITIONS = "".join([
-    state_cpu.DEFINITIONS,
+    state_codec.DEFINITIONS,
     loops.enumeration("setting", SETTINGS),
     loops.enumeration("direction", DIRECTIONS),
     loops.enumeration("unit", UNITS),
@@ -66,38 +69,35 @@ DEFINITIONS = "".join([
     ),
 ])  # fmt: skip
 
-torch.library.define(
-    "altgrad::arm_step",
-    "(Tensor(a!) p, Tensor g, Tensor(b!) m, Tensor(c!) v, Tensor(d!) reference_m, Tensor(e!) reference_v, "
-    "Tensor(f!) held, Tensor settings, Tensor numbers, Tensor constants, Tensor remembered, Tensor stiff_constants, "
-    "Tensor stiff_numbers, Tensor order, Tensor(g!) m_scale, Tensor(h!) v_scale, Tensor(i!) m_power, "
-    "Tensor(j!) v_power, Tensor m_coding, Tensor v_coding, int seed, int tensor, int step) -> ()",
+# Lists hold the tensors that there are: in Python as in C++, an arm without a stiffness passes an empty one.
+_REST = (
+    "Tensor settings, Tensor numbers, Tensor constants, Tensor(c!)[] held, Tensor[] known, Tensor[] stiffness, "
+    "int seed, int tensor, int step) -> ()"
 )
+torch.library.define("altgrad::arm_step", f"(Tensor(a!) p, Tensor g, Tensor(b!)[] moments, {_REST}")
 torch.library.define(
-    "altgrad::arm_steps",
-    "(Tensor(a!)[] p, Tensor[] g, Tensor(b!)[] m, Tensor(c!)[] v, Tensor(d!)[] m_scale, Tensor(e!)[] v_scale, "
-    "Tensor(f!)[] m_power, Tensor(g!)[] v_power, Tensor settings, Tensor numbers, Tensor constants, Tensor nothing, "
-    "Tensor m_coding, Tensor v_coding, int seed, Tensor places, int step) -> ()",
+    "altgrad::coded_arm_step",
+    f"(Tensor(a!) p, Tensor g, Tensor(b!)[] moments, Tensor(d!)[] scales, Tensor[] codings, {_REST}",
 )
 
 
 @torch.library.register_fake("altgrad::arm_step")
-@torch.library.register_fake("altgrad::arm_steps")
+@torch.library.register_fake("altgrad::coded_arm_step")
 def _traced(*arguments: object) -> None:
-    """It returns nothing."""
+    """Both operators return nothing."""
 
 
 arm_step = torch.ops.altgrad.arm_step.default
-arm_steps = torch.ops.altgrad.arm_steps.default
+coded_arm_step = torch.ops.altgrad.coded_arm_step.default
 
 
 def takes(p: Tensor) -> bool:
-    """Whether the loops can step a weight like ``p`` by an arm of theirs."""
+    """Whether the loops can step a weight like ``p``, if its arm is one of theirs."""
     return p.device.type == "cpu" and p.dtype == torch.float32 and p.is_contiguous()
 
 
 def available(arm: Arm, p: Tensor, grid: WeightGrid | None) -> bool:
-    """Whether the loops can step ``p`` (out, in); without a grid, of an arm that looks at none."""
+    """Whether the loops can step ``p`` (out, in) by ``arm``; ``grid`` is None for an arm that looks at none."""
     one_scale = grid is None or grid.options.get("granularity", "tensor") == "tensor"
     of_the_tensor = arm.stiffness in OF_THE_TENSOR and BASES[arm.base].metric
     taken = takes(p) and one_scale and arm.stiffness != "row_rms" and not of_the_tensor and arm.schedule == "constant"
@@ -106,64 +106,63 @@ def available(arm: Arm, p: Tensor, grid: WeightGrid | None) -> bool:
 
 
 class Loops:
-    """The loops for one weight: its arm and quantization grid as the operator wants them."""
+    """The loops for one weight.
+
+    Args:
+        arm: its settings.
+        names: of the tensors of its state, from `update.state_names`.
+        grid: the weight's quantization grid.
+        stiff: its stiffness, if the arm has one.
+        order: the shuffle of the stiffness `permuted`.
+        codings: how moments are stored as codes, by name.
+
+    Attributes:
+        reads_codes: whether `step` takes the codes; else it takes float32 moments.
+    """
 
     def __init__(
-        self, arm: Arm, grid: WeightGrid, stiff: Stiffness | None, order: Tensor | None,
-        codings: Mapping[str, Coding] | None = None,
+        self, arm: Arm, names: Sequence[str], grid: WeightGrid, stiff: Stiffness | None = None,
+        order: Tensor | None = None, codings: Mapping[str, Coding] | None = None,
     ) -> None:  # fmt: skip
-        self._nothing = grid.constants[:0]
         codings = codings or {}
-        taken = not BASES[arm.base].metric and all(map(state_cpu.takes, codings.values()))
+        taken = not BASES[arm.base].metric and all(map(state_codec.takes, codings.values()))
         # What feedback takes of a momentum is known only when a pass over the weights has ended.
-        taken = taken and not (arm.feedback and any(map(state_cpu.measures, codings.values())))
-        self._codings = {name: state_cpu.packed(name, coding) for name, coding in codings.items()} if taken else {}
-        self.reads_codes = bool(self._codings)
+        taken = taken and not (arm.feedback and any(map(state_codec.measures, codings.values())))
+        self.reads_codes = bool(codings) and taken
+        self._names, self._nothing = names, grid.constants[:0]
+        self._coded = [name for name in names if name in codings] if self.reads_codes else []
+        self._codings = [
+            state_codec.packed(name, codings[name]) if name in self._coded else self._nothing
+            for name in names if name in MOMENTS
+        ]  # fmt: skip
         rule = scale_rule(grid.options.get("scale_format", "float32"), grid.options.get("scale_rounding", "rceil"))
-        self._settings = torch.tensor([*_settings(arm, rule).values()], dtype=torch.int32)
-        self._held = grid.held if arm.weights == "quantized" else self._nothing
+        self._settings = torch.tensor([*_settings(arm, names, rule).values()], dtype=torch.int32)
+        self._held = [grid.held] if arm.weights == "quantized" else []
         self._sets_scale = grid.held
         self._constants = grid.constants
-        self._stiffness = (
-            self._nothing if stiff is None else stiff.constants,
-            self._nothing if stiff is None else stiff.numbers,
-            self._settings[:0] if order is None else order,
-        )
+        stiffness = (None, None) if stiff is None else (stiff.constants, stiff.numbers)
+        self._stiffness = [t for t in (*stiffness, order) if t is not None]
 
     def step(
         self, p: Tensor, g: Tensor, state: State, numbers: Tensor, stream: tuple[int, int, int],
         remembered: Tensor | None,
     ) -> None:  # fmt: skip
-        """Do to ``p``, its state and its held amax what a rule of `update` does; ``stream`` as in `random.uniform`.
+        """Do to ``p``, its state and its held amax what a rule of `update` does.
 
-        ``p`` is float32, or has the codes (uint8) of a weight on its quantization grid, as `WeightGrid.to_stored` has
-        them.
-
-        ``remembered`` is the amax (0-d float32) that sets the scale, None where it is that of ``p``.
+        Args:
+            p: float32, or the codes (uint8) of a weight on its quantization grid, from `WeightGrid.to_stored`.
+            g: the gradient.
+            state: tensors by name; with ``reads_codes`` codes, scales and powers.
+            numbers: of the step, from `step_numbers`.
+            stream: seed, tensor and step of the random numbers, as `random.uniform` takes them.
+            remembered: the amax (0-d float32) that sets the scale, None where it is that of ``p``.
         """
-        nothing = self._nothing
-        remembered = remembered if self._sets_scale is None else self._sets_scale
-        first = "momentum_buffer" if "momentum_buffer" in state else "exp_avg"
-        arm_step(
-            p, g.contiguous(), state.get(first, nothing), state.get("exp_avg_sq", nothing),
-            state.get("reference_avg", nothing), state.get("reference_avg_sq", nothing), self._held,
-            self._settings, numbers, self._constants, nothing if remembered is None else remembered,
-            *self._stiffness,
-            *(state.get(name + part, nothing) for part in (SCALE, POWER) for name in (first, "exp_avg_sq")),
-            *(self._codings.get(name, nothing) for name in (first, "exp_avg_sq")), *stream,
-        )  # fmt: skip
-
-    def step_each(
-        self, weights: Sequence[Tensor], gradients: Sequence[Tensor], states: Sequence[State], places: Sequence[int],
-        numbers: Tensor, seed: int, step: int,
-    ) -> None:  # fmt: skip
-        """Do what `step` does for each of several weights, without a grid, whose streams differ by their ``places``."""
-        nothing = self._nothing
-        first = "momentum_buffer" if "momentum_buffer" in states[0] else "exp_avg"
-        arm_steps(
-            weights, [g.contiguous() for g in gradients],
-            *([state.get(name + part, nothing) for state in states] for part in ("", SCALE, POWER) for name in (
-                first, "exp_avg_sq")),
-            self._settings, numbers, self._constants, nothing,
-            *(self._codings.get(name, nothing) for name in (first, "exp_avg_sq")), seed, torch.tensor(places), step,
+        known = remembered if self._sets_scale is None else self._sets_scale
+        moments, codes = [state[name] for name in self._names], []
+        if self._coded:
+            scales = [state.get(name + part, self._nothing) for name in self._coded for part in (SCALE, POWER)]
+            codes = [scales, self._codings]
+        (coded_arm_step if codes else arm_step)(
+            p, g.contiguous(), moments, *codes, self._settings, numbers, self._constants, self._held,
+            [] if known is None else [known], self._stiffness, *stream,
         )  # fmt: skip

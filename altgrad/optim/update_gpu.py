@@ -1,9 +1,9 @@
-"""A GPU's steps of AdamW and SGD with a spacing-scaled update, all weights of a group at once: `update_gpu_kernels`.
+"""Steps on a GPU of AdamW and SGD with a spacing-scaled update, for all weights of a group: `update_gpu_kernels`.
 
-The compiled rule is fast for a large weight, but is called for each: with its guards and its several launches that
-takes a CPU longer than a GPU needs for a weight of a few million elements. Here a group takes two to six launches in
-all. What these do not take is left to the rules: weights that live on their grid or that processes share, moments in
-codes, a stiffness that looks at other weights than its own but for the tensor's amax, rungs, metrics and Muon.
+The compiled rule is called for each weight. Its guards and launches take the CPU longer than the GPU needs for a weight
+of a few million elements. Here a group takes two to six launches in all. The rules keep the rest: weights that are kept
+on their grid or sharded, moments in codes, a stiffness that needs more of the tensor than its amax, rungs, metrics and
+Muon.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def available(arm: Arm, p: Tensor, grid: WeightGrid, names: Sequence[str]) -> bo
 
 
 class Waiting(NamedTuple):
-    """A weight whose step waits for those of the others; arguments as a rule of `update` has them."""
+    """A step that waits for those of the group's other weights; the arguments of a rule of `update`."""
 
     arm: Arm
     grid: update.GridTensors
@@ -57,13 +57,13 @@ class Waiting(NamedTuple):
 
     @property
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Both, or the weight in place of what there is not."""
+        """The two moments; the weight stands for one that the arm lacks."""
         first = self.state.get("momentum_buffer", self.state.get("exp_avg", self.p))
         return first, self.state.get("exp_avg_sq", self.p)
 
 
 class Kernels:
-    """The kernels for one weight, in the place of `update_cpu.Loops`: a step waits in ``queue`` until `run`."""
+    """The kernels for one weight, in place of `update_cpu.Loops`: a step waits in ``queue`` until `run`."""
 
     reads_codes = False
 
@@ -76,7 +76,7 @@ class Kernels:
         self, p: Tensor, g: Tensor, state: update.State, numbers: Tensor, stream: tuple[int, int, int],
         remembered: Tensor | None,
     ) -> None:  # fmt: skip
-        """Have the step taken by the next `run`; arguments as in `update_cpu.Loops.step`."""
+        """Let the next `run` take the step; arguments as in `update_cpu.Loops.step`."""
         grid = self._grid._replace(remembered=remembered)
         self._queue.append(Waiting(self._arm, grid, p, g.float().contiguous(), state, numbers))
 
@@ -133,5 +133,5 @@ def _launch(steps: Sequence[Waiting]) -> None:
 
 @lru_cache(maxsize=8)
 def _tensor_of(counts: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return whose each chunk is, int32, of tensors with so many."""
+    """Return the tensor that each chunk is of, int32; ``counts``: chunks of each tensor."""
     return torch.arange(len(counts), dtype=torch.int32).repeat_interleave(torch.tensor(counts)).to(device)

@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from altgrad.common.files import replacing, sha256_of, write_json
 from altgrad.optim import ArmOptimizer, WeightGrid
-from altgrad.optim.loading import HELD
-from altgrad.optim.sharded import keep_part, whole
+from altgrad.optim.sharded import gather_full, keep_part
+from altgrad.optim.weight_grid import HELD
 from altgrad.training.records import unique_state, write_tensors
 
 KEPT = 2
@@ -90,14 +90,14 @@ def pack(model: nn.Module, optimizer: ArmOptimizer) -> dict[str, Tensor]:
     on_grid, tensors = _on_grid(model, optimizer), {}
     for name, t in unique_state(model).items():
         if name in on_grid:
-            tensors[f"codes/{name}"] = on_grid[name][1].encode(whole(t))
+            tensors[f"codes/{name}"] = on_grid[name][1].encode(gather_full(t))
         else:
-            tensors[f"model/{name}"] = whole(t)
+            tensors[f"model/{name}"] = gather_full(t)
     state = optimizer.state_dict()["state"]
     for index, entries in state.items():
         for name, value in entries.items():
             if name != HELD:  # which is stored with the model's buffers
-                tensors[f"optimizer/{index}/{name}"] = whole(value)
+                tensors[f"optimizer/{index}/{name}"] = gather_full(value)
     tensors["rng/cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["rng/cuda"] = torch.cuda.get_rng_state()
@@ -112,7 +112,7 @@ def unpack(tensors: dict[str, Tensor], model: nn.Module, optimizer: ArmOptimizer
             if name not in on_grid:
                 keep_part(target, tensors[f"model/{name}"])
         for name, (weight, grid) in on_grid.items():  # their scales are restored by now
-            keep_part(weight, grid.decode(tensors[f"codes/{name}"], whole(weight)))
+            keep_part(weight, grid.decode(tensors[f"codes/{name}"], gather_full(weight)))
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         if name.startswith("optimizer/"):

@@ -33,8 +33,8 @@ from altgrad.model.hardware import SWITCH, multiplies_bf16
 from altgrad.model.layers import quantizer_of
 from altgrad.numerics import loops
 from altgrad.optim import ArmOptimizer
-from altgrad.optim.coded import POWER, SCALE
 from altgrad.optim.sharded import local
+from altgrad.optim.state_codec import POWER, SCALE
 
 PEAK = Path("/proc/self/status")
 ROLES = {"exp_avg": "m", "momentum_buffer": "m", "exp_avg_sq": "v"}

@@ -39,8 +39,8 @@ from altgrad.numerics.sums import (
     update_sums,
 )
 from altgrad.optim import ArmOptimizer
-from altgrad.optim.grids import weight_grids
-from altgrad.optim.sharded import whole
+from altgrad.optim.sharded import gather_full
+from altgrad.optim.weight_grid import weight_grids
 from altgrad.training.outcome import nonfinite_rows
 
 SEQUENCES = 4  # of a batch: attention entropy is measured on the first four
@@ -165,7 +165,7 @@ class TensorMonitor:
             Measurement(step, name, "weight_grad", metric, value)
             for name, layer in self.layers.items()
             if layer.weight.grad is not None
-            for metric, value in gradient_statistics(whole(layer.weight.grad)).items()
+            for metric, value in gradient_statistics(gather_full(layer.weight.grad)).items()
         ]
 
     @contextmanager
@@ -266,7 +266,7 @@ class UpdateMonitor:
         yield
         for name, (old, *on_grid) in before.items():
             weight = self.weights[name]
-            new = whole(weight).detach()
+            new = gather_full(weight).detach()
             statistics = moved(old, new)
             if weight in self.grids:
                 statistics |= self._on_grid(weight, old, new, *on_grid)
@@ -274,7 +274,7 @@ class UpdateMonitor:
 
     def _before(self, weight: nn.Parameter) -> tuple[Any, ...]:
         """Return the weight before the step; if it has a grid also its scale, and where the step would move it."""
-        old = whole(weight).detach().clone()
+        old = gather_full(weight).detach().clone()
         grid = self.grids.get(weight)
         return (old,) if grid is None else (old, grid.scale(old), self.optimizer.wanted(weight))
 
@@ -283,8 +283,8 @@ class UpdateMonitor:
     ) -> dict[str, float]:
         grid = self.grids[weight]
         sums = update_sums(
-            old, new, new if wanted is None else wanted, whole(weight.grad), scale, grid.scale(new), grid.constants,
-            grid.refinement,
+            old, new, new if wanted is None else wanted, gather_full(weight.grad), scale, grid.scale(new),
+            grid.constants, grid.refinement,
         )  # fmt: skip
         statistics = update_statistics(sums)
         adamw = self.optimizer.adamw_direction(weight)

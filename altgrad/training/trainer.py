@@ -30,8 +30,8 @@ from altgrad.model import requantize_model
 from altgrad.model.from_cell import recipe_of
 from altgrad.model.gpt import GPT, Block
 from altgrad.optim import ArmOptimizer
-from altgrad.optim.grids import weight_grids
-from altgrad.optim.sharded import whole
+from altgrad.optim.sharded import gather_full
+from altgrad.optim.weight_grid import weight_grids
 from altgrad.training import checkpoint, machine
 from altgrad.training.evaluation import Evaluation, measures_of
 from altgrad.training.graphs import compile_model
@@ -211,7 +211,8 @@ class Trainer:
             for grad in grads:
                 grad.div_(factor)
         total_norm = nn.utils.get_total_norm(grads)
-        loss_value, norm = torch.stack([loss.float(), whole(total_norm).float()]).tolist()  # the one wait for a device
+        # The one wait for a device.
+        loss_value, norm = torch.stack([loss.float(), gather_full(total_norm).float()]).tolist()
         return loss_value, total_norm, norm
 
     def _change(self) -> None:

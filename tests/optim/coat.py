@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from altgrad.config.state import LEAST, Moment
-from altgrad.optim.coded import Coding
+from altgrad.optim.state_codec import Coding
 
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "E4M3 / E4M3": ("E4M3", "E4M3", {}), "E4M3 / E4M3, expanded": ("E4M3", "E4M3", {"expand": True}),

@@ -16,7 +16,7 @@ from altgrad.config.arms import BASES
 from altgrad.config.recipe import Rule, TensorRecipe
 from altgrad.model import Recipe, quantize_model
 from altgrad.optim import Arm, ArmOptimizer, build_optimizer
-from altgrad.optim.stored import StoredWeight
+from altgrad.optim.code_weights import CodeWeight
 from tests.optim.arms import ARMS, arm_named
 
 Pair = tuple[nn.Module, ArmOptimizer]
@@ -109,7 +109,7 @@ def test_values_that_were_loaded_and_wait_for_their_scale_wait_in_a_copy_too() -
     second[0].load_state_dict(states[0])
     other = copy.deepcopy(second)
     other[1].load_state_dict(states[1])
-    assert isinstance(other[0].get_parameter("0.weight"), StoredWeight)
+    assert isinstance(other[0].get_parameter("0.weight"), CodeWeight)
     assert all(map(torch.equal, trained(other, 3, 6), trained(first, 3, 6)))
 
 

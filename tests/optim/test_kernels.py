@@ -98,7 +98,7 @@ def by_kernels(monkeypatch):
             for i in range(steps):
                 step(found, optimizer, seed=i)
             assert not launch._failures
-        return [t for p in found for t in (p.detach(), *(optimizer.state[p][name] for name in optimizer._names))]
+        return [t for p in found for t in (p.detach(), *(optimizer.state[p][name] for name in optimizer._acting.names))]
 
     return run
 

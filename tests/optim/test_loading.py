@@ -25,7 +25,7 @@ def model_of(recipe: Recipe | None) -> nn.Sequential:
 
 
 def optimizer_of(model: nn.Module, arm: Arm) -> ArmOptimizer:
-    return build_optimizer(model, arm, weight_grids(model, on_grid=arm.weights == "quantized"), seed=1)
+    return build_optimizer(model, arm, weight_grids(model, on_grid=arm.weights == "quantized"), seed=1, reference=True)
 
 
 def steps(model: nn.Module, optimizer: torch.optim.Optimizer, first: int, last: int) -> list[torch.Tensor]:

@@ -1,7 +1,5 @@
 """What every arm owes as one of torch's optimizers, and settings that are none."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -11,25 +9,6 @@ from altgrad.formats import get_format
 from altgrad.model import Recipe, quantize_model
 from altgrad.optim import Arm, ArmOptimizer, WeightGrid, build_optimizer, update_cpu, weight_grids
 from tests.optim.arms import ARMS, arm_named, final, grid_of, make, normal_weights, step
-
-
-@pytest.mark.parametrize("name", ARMS)
-def test_state_dict_round_trip_goes_on_to_the_bit(name):
-    arm = arm_named(name)
-    weights, optimizer = make(arm, reference=True)
-    for i in range(4):
-        step(weights, optimizer, seed=i)
-    twin = nn.Parameter(weights[0].detach().clone())
-    grid = grid_of("E4M3", arm)
-    other = ArmOptimizer({twin: grid}, [], arm, reference=True)
-    if arm.weights == "quantized":
-        grid.held.copy_(optimizer.grids[weights[0]].held)
-        twin.data.copy_(weights[0])
-    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for i in range(4, 8):
-        step(weights, optimizer, seed=i)
-        step([twin], other, seed=i)
-    assert torch.equal(weights[0], twin)
 
 
 @pytest.mark.parametrize("reference", [False, True])
@@ -207,14 +186,6 @@ def test_settings_that_mean_nothing_together_or_alone_are_refused(settings, word
 )  # fmt: skip
 def test_the_limits_themselves_are_allowed(settings):
     Arm(**{"lr": 1e-3} | settings)
-
-
-@pytest.mark.parametrize("name", ARMS)
-def test_an_arm_has_a_step_of_its_own_unless_it_is_plain(name):
-    arm = arm_named(name)
-    assert arm.has_own_step == (not name.startswith(("adamw", "sgd")) or name == "adamw_sr_weights")
-    free = ("madam", "muon", "size_profile", "tensor_relative", "row_relative")
-    assert arm.needs_format == (arm.has_own_step and name not in free)
 
 
 def test_a_closure_computes_the_loss_anew_with_gradients():

@@ -11,7 +11,7 @@ from altgrad.model import Recipe, quantize_model, requantize_model
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics import format_constants, permutation, round_to_grid_stochastic, uniform
 from altgrad.numerics.codes import at_coordinate, coordinate
-from altgrad.optim import Arm, build_optimizer, coded, update, update_cpu
+from altgrad.optim import Arm, build_optimizer, state_codec, update, update_cpu
 from tests.optim.arms import arm_named, make, normal_weights
 
 SHAPE = (67, 131)  # more than one chunk, and a part of one
@@ -121,7 +121,7 @@ def test_no_two_draws_of_a_run_are_of_one_stream(monkeypatch):
     monkeypatch.setattr(update_cpu, "available", lambda *_: False)
     drawn, draw = [], Quantizer.draw
     monkeypatch.setattr(Quantizer, "draw", lambda self, rank=0: drawn.append(found := draw(self, rank)) or found)
-    for module in (coded, update):
+    for module in (state_codec, update):
         monkeypatch.setattr(module, "uniform", lambda shape, stream: drawn.append(stream) or uniform(shape, stream))
     recipe = Recipe.uniform("E4M3", rounding="stochastic")
     moment = {"format": "E4M3", "rounding": "stochastic"}

@@ -17,7 +17,7 @@ from altgrad.common.files import read_json
 from altgrad.config import Cell, UserError
 from altgrad.config.recipe import Recipe, Rule
 from altgrad.model import GPT, GPTConfig, quantize_model
-from altgrad.optim.sharded import whole
+from altgrad.optim.sharded import gather_full
 from altgrad.training import ranks, train_cell
 from altgrad.training.trainer import Trainer
 from tests.model.fully_sharded import CODED
@@ -55,7 +55,7 @@ def after_two_steps(name: str, mine: ranks.Ranks) -> dict[str, Tensor]:
     for _ in range(2):
         model.zero_grad()
         (mine.loss(model, mine.share(inputs), mine.share(targets), last=True) / mine.count).backward()
-    found = {name: whole(p.grad) for name, p in model.named_parameters()}
+    found = {name: gather_full(p.grad) for name, p in model.named_parameters()}
     return found | {name: buffer.clone() for name, buffer in model.named_buffers() if "history" in name}
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from altgrad.model import GPT, GPTConfig, Recipe, embedded_weights, linear_layers, quantize_model
 from altgrad.optim import build_optimizer
-from altgrad.optim.stored import StoredWeight
+from altgrad.optim.code_weights import CodeWeight
 from altgrad.training.grids import weight_grids
 from altgrad.training.machine import bytes_per_parameter
 from tests.optim.arms import ARMS, arm_named
@@ -64,7 +64,7 @@ def test_bytes_per_parameter_are_those_of_every_tensor_there_is(name, recipe):
     found = bytes_per_parameter(model, optimizer)
     parameters = list(model.parameters())
     kept = [t for state in optimizer.state.values() for t in state.values()]
-    weights = (p.memory.codes if isinstance(p, StoredWeight) else p for p in parameters)
+    weights = (p.memory.codes if isinstance(p, CodeWeight) else p for p in parameters)
     everything = (*weights, *(p.grad for p in parameters), *kept)
     storages = {t.data_ptr(): t.untyped_storage() for t in everything}
     count = sum(p.numel() for p in parameters)

@@ -1,11 +1,11 @@
-// A moment as codes and scales, in loops: altgrad/optim/coded.py, with the same bits.
+// A moment as codes and scales, in loops: altgrad/optim/state_codec.py, with the same bits.
 //
 // Where blocks are not of a chunk, as a tensor or a row is one, what their scales come from is measured in a pass of its
 // own, and the old scales stay until all has been stored.
 //
 // Codes of formats come from the bits of a float32, those of maps from a table of its upper bits, in each entry of which
 // lies one threshold at most; of moments whose range is expanded the table has the logarithms of the codes' values.
-// state_cpu.py packs header, values and table.
+// state_codec.py packs header, values and table.
 
 #pragma once
 
@@ -16,30 +16,13 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <numeric>
 #include <vector>
 
 #include "definitions.h"
-#include "simd8.h"
 #include "expansion.h"
 #include "philox.h"
 
 namespace altgrad {
-
-// x / divisor, correctly rounded, for many x and one divisor: a product and two fused multiply-adds (Brisebarre, Muller
-// and Raina 2004, "Accelerating correctly rounded floating-point division when the divisor is known in advance"). What
-// is left over has the other sign, by which a zero keeps its own.
-struct FusedDivision {
-  float divisor, reciprocal, negative_reciprocal;
-
-  explicit FusedDivision(float divisor)
-      : divisor(divisor), reciprocal(1.0f / divisor), negative_reciprocal(-1.0f / divisor) {}
-
-  float operator()(float x) const {
-    const float quotient = x * reciprocal;
-    return std::fma(std::fma(quotient, divisor, -x), negative_reciprocal, quotient);
-  }
-};
 
 // Of blocks that are not of a chunk: the bits of their largest and least magnitudes, and what is made of them.
 struct Measured {
@@ -88,13 +71,10 @@ class Codec {
         const uint32_t bits = std::bit_cast<uint32_t>(x[i]) & kMagnitude;
         largest = std::max(largest, bits), least = std::min(least, bits - 1);
       }
-      measure_block(block, largest, least);
+      std::atomic<uint32_t> &most = measured_->largest[block], &fewest = measured_->least[block];
+      for (uint32_t was = most; was < largest && !most.compare_exchange_weak(was, largest);) continue;
+      for (uint32_t was = fewest; was > least && !fewest.compare_exchange_weak(was, least);) continue;
     });
-  }
-  void measure_block(int64_t block, uint32_t largest, uint32_t least) const {
-    std::atomic<uint32_t> &most = measured_->largest[block], &fewest = measured_->least[block];
-    for (uint32_t was = most; was < largest && !most.compare_exchange_weak(was, largest);) continue;
-    for (uint32_t was = fewest; was > least && !fewest.compare_exchange_weak(was, least);) continue;
   }
 
   void settle() const {
@@ -160,38 +140,6 @@ class Codec {
     }
   }
 
-#ifdef ALTGRAD_EIGHTS
-  // Whether the loops of simd8.h take these codes, of moments without a sign if `sign` is false.
-  bool in_eights(bool sign) const {
-    const bool plain = !mapped_ && !stochastic_ && powers_ == nullptr && sign_shift_ == 24 && shift_ < 23 &&
-                       spacing_ >= 0x1p-40f;
-    const int32_t binades = (std::bit_cast<int32_t>(max_) - lowest_normal()) >> 23;  // above the first normal one
-    return plain && binades < 30 && (!sign || (negative_zero_ && sign_code_ != 0)) && unit() % Eights::kPack == 0;
-  }
-  // Whether they take the block at this place too, whose scale times any `unit` is finite.
-  bool in_eights_at(int64_t place) const { return scale_of(place) <= 0x1p60f; }
-  Eights eights() const { return {shift_, lowest_normal()}; }
-  // Elements of a chunk that have one scale.
-  int64_t unit() const { return std::gcd(block_, codec::kChunk); }
-  int64_t block_of(int64_t place) const { return place / block_; }
-  bool root() const { return root_; }
-  float scale_of(int64_t place) const { return scale_at(place / block_); }
-
-  // Stores a unit, whose root has been taken, from its largest magnitude on.
-  template <bool kSigned>
-  void store_unit(const Eights& eights, int64_t place, float* x, float largest) const {
-    const int64_t block = place / block_;
-    if (measured_) largest = std::bit_cast<float>(measured_->largest[block].load());
-    const float scale = largest <= 0x1p58f ? new_scale(block, largest) : 0.0f;
-    if (scale >= 0x1p-60f) {
-      eights.store<kSigned>(x, unit(), scale, codes_ + place);
-    } else {
-      encode_block(block, x, x, unit(), largest, codes_ + place);
-    }
-  }
-  const uint8_t* codes_at(int64_t place) const { return codes_ + place; }
-#endif
-
  private:
   static constexpr int64_t kRoom = 512 + Stream::kRow;
   static constexpr uint32_t kMagnitude = 0x7fffffffu;
@@ -229,16 +177,6 @@ class Codec {
     for (int64_t i = 0; i < n; ++i) {
       out[i] = std::bit_cast<float>(std::bit_cast<uint32_t>(out[i]) | (codes[i] & sign_code_) << sign_shift_);
     }
-  }
-
-  // Calls run with a function that divides by scale: fused where no quotient that matters, which is not far below the
-  // smallest value, comes near the ends of float32.
-  template <class F>
-  void with_division(const float scale, const F& run) const {
-#ifdef ALTGRAD_FMA
-    if (spacing_ >= 0x1p-40f && scale >= 0x1p-60f && scale <= 0x1p60f) return run(FusedDivision(scale));
-#endif
-    run([scale](float y) { return y / scale; });
   }
 
   // Codes are made as numbers of 32 bits, and narrowed by a loop of their own: in one loop with floats, compilers take
@@ -338,7 +276,7 @@ class Codec {
       return encode(x, random, n, [](float y) { return y; }, codes);
     }
     const float scale = new_scale(block, std::min(largest, kMost));
-    with_division(scale, [&](const auto divided) { encode(x, random, n, divided, codes); });
+    encode(x, random, n, [scale](float y) { return y / scale; }, codes);
   }
 
   // The scale of a block, which is kept now where nobody needs the old one.

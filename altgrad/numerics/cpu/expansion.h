@@ -1,4 +1,4 @@
-// COAT's range expansion in loops: Coding.encode and decode of altgrad/optim/coded.py with `expand`.
+// COAT's range expansion in loops: Coding.encode and decode of altgrad/optim/state_codec.py with `expand`.
 //
 // Logarithms and powers are of float64 and within some 2^-50, as those of torch are. What is made of them is rounded to
 // float32, so that one in some 2^20 may differ in its last bit, and a code only where that crosses a threshold.

@@ -1,14 +1,14 @@
-"""A moment as codes and scales: the definition, in tensor operations; `update_cpu.cpp` does the same in a step's loops.
+"""A moment as codes and scales, by tensor operations; `codec.h` of `altgrad.numerics.cpu` does the same in loops.
 
-A float32 tensor is divided into groups: the whole of it, rows of its last dimension, or blocks of the flattened
-tensor, the last of which may be shorter. The scale of a group is ``max(amax, 1e-12) / largest``, with the codebook's
-largest value, in float32 as torchao has it, or the next power of two (E8M0). The codes are of ``x / scale``, and stand
-for ``value * scale``. With ``root`` the square root is stored.
+A float32 tensor is divided into groups: all of it, rows of its last dimension, or blocks of the flattened tensor, the
+last of which may be shorter. The scale of a group is ``max(amax, 1e-12) / largest``, where ``largest`` is the
+codebook's largest value: in float32 as in torchao, or the next power of two (E8M0). Codes are of ``x / scale``, and
+stand for ``value * scale``. With ``root`` the square root is stored.
 
-COAT's range expansion (Xi et al. 2024, arXiv:2410.19313, section 4) raises magnitudes to a power k per group,
-``log(R of the codebook) / log(R of the group)`` with R the largest over the smallest magnitude that is not zero. It is
-computed as ``(|x| / amax)^k * largest``, which is the same and leaves no range; the scale kept is the amax itself.
-Logarithms and powers are taken in float64, so that two libraries' last places hardly ever show.
+COAT's range expansion (Xi et al. 2024, arXiv:2410.19313, section 4) raises the magnitudes of a group to the power
+``k = log(R of the codebook) / log(R of the group)``, with R the largest over the smallest nonzero magnitude. It is
+computed as ``(|x| / amax)^k * largest``, and the scale kept is the amax. Logarithms and powers are in float64, so that
+two libraries' last places hardly ever show.
 
 Infinities saturate. NaN, which no finite gradient brings, is stored as the largest value.
 """
@@ -19,25 +19,40 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from altgrad.config.arms import Arm
-from altgrad.config.state import Moment
+from altgrad.config.state import Moment, State
+from altgrad.formats.codebook import Codebook
 from altgrad.model.quantized.data_parallel import is_sharded
-from altgrad.numerics import compute_scale, uniform
+from altgrad.numerics import compute_scale, loops, uniform
 from altgrad.numerics.compile_utils import sent
-from altgrad.optim.sharded import joined, local, parts_by_rows
+from altgrad.optim.sharded import from_part, local, parts_by_rows
 
-#: Of an amax, as in torchao and bitsandbytes; the scale of a group of zeros.
+#: The least amax, as in torchao and bitsandbytes: of a group of zeros.
 LEAST_AMAX = 1e-12
 INFINITE = torch.finfo(torch.float32).max
-SCALE, POWER = "_scale", "_power"  # beside the codes, behind their name
-#: The moments that may be codes, and what is added to a parameter's number in their streams of random numbers. From
-#: 2^31 on streams are those of a model's operands.
+SCALE, POWER = "_scale", "_power"  # what a moment's name ends with for its scales and powers
+#: The moments that may be codes, and the offset of a parameter's number in their streams of random numbers. Streams
+#: from 2^31 on are those of a model's operands.
 STREAMS = {"exp_avg": 1 << 30, "momentum_buffer": 1 << 30, "exp_avg_sq": 1 << 29}
 MOMENTS = tuple(STREAMS)
+
+# `codec.h` reads of a moment a header of these fields, the values of the codes, and a table.
+CHUNK = 512  # elements of a chunk of the loops; larger blocks have a pass of their own that finds their scales
+TENSOR, ROW = 0, 1  # in place of the elements of a block, which are more
+FIELDS = (
+    "mapped", "bits", "mantissa_bits", "bias", "sign_code", "negative_zero", "root", "stochastic", "power_of_two",
+    "block", "stream", "lowest", "entry", "entries", "largest", "spacing", "max",
+)  # fmt: skip
+HEADER = 32
+_NUMBERS = {
+    "header": HEADER, "chunk": CHUNK, "tensor": TENSOR, "row": ROW, "least_amax": float(np.float32(LEAST_AMAX))
+}  # fmt: skip
+DEFINITIONS = loops.enumeration("codec", FIELDS) + loops.numbers("codec", _NUMBERS)
 
 
 class Coding:
@@ -51,7 +66,7 @@ class Coding:
         self.code_values = torch.tensor(self.book.code_values, device=device)
 
     def zeros(self, shape: torch.Size) -> dict[str, Tensor]:
-        """Return the parts of a moment of zeros; a map without a zero has one in its scale."""
+        """Return the parts of a moment of zeros, of `encode`; a map without a zero has a scale of zero."""
         parts = self.encode(self.values.new_zeros(shape), nearest=True)
         if self.moment.scale == "float32":
             parts[SCALE].zero_()
@@ -66,9 +81,9 @@ class Coding:
             nearest: round to nearest whatever the settings say.
 
         Returns:
-            By what is put behind the moment's name: ``""``: codes of the shape of ``x``, uint8, or int16 beyond 8 bits;
-            of at most 4 bits two in a byte, the first in its upper half, shape (ceil(n / 2),). ``_scale``: (groups,)
-            float32, or uint8 for E8M0. ``_power``: (groups,) float32, with ``expand``.
+            By the end of their names. ``""``: codes of the shape of ``x``, uint8, or int16 beyond 8 bits; of at most 4
+            bits two in a byte, the first in its upper half, shape (ceil(n / 2),). ``_scale``: (groups,) float32, or
+            uint8 for E8M0. ``_power``: (groups,) float32, with ``expand``.
         """
         groups = self._groups(x.clamp(-INFINITE, INFINITE))
         if self.moment.root:
@@ -116,7 +131,7 @@ class Coding:
         return self._flat(found, count).view(shape)
 
     def _groups(self, x: Tensor) -> Tensor:
-        """Return ``x`` as (groups, elements), a last short block filled up with zeros."""
+        """Return ``x`` as (groups, elements), with zeros after a short last block."""
         if self.moment.granularity == "tensor" or (x.ndim < 2 and self.moment.granularity == "row"):
             return x.reshape(1, -1)
         if self.moment.granularity == "row":
@@ -158,24 +173,29 @@ class Codings:
         self._known: dict[torch.device, dict[str, Coding]] = {}
 
     def of(self, p: Tensor) -> dict[str, Coding]:
-        """Return the coding of each moment of ``p`` that is stored as codes, by its name.
-
-        Of a sharded parameter each process has its part's codes (`in_parts`), or else those of the whole.
-        """
+        """Return the coding of each moment of ``p`` that is stored as codes, by its name."""
         if self.state is None or p.numel() < self.state.least:
             return {}
         if p.device not in self._known:
-            named = ((name, self.state.of(name)) for name in MOMENTS)
-            self._known[p.device] = {name: Coding(moment, p.device) for name, moment in named if moment is not None}
+            self._known[p.device] = codings_of(self.state, p.device)
         return self._known[p.device]
 
     def in_parts(self, p: Tensor) -> bool:
-        """Return whether a process's part of ``p`` says all of its codes: scales and random numbers are of no more."""
+        """Return whether each process stores the codes of its part of a sharded ``p``, and not all codes.
+
+        So it is where no scale and no random number depends on more than the part.
+        """
         return is_sharded(p) and all(_is_local(p, coding.moment) for coding in self.of(p).values())
 
 
+def codings_of(state: State | None, device: torch.device) -> dict[str, Coding]:
+    """Return the coding of each moment that the section ``state`` of an arm stores as codes, by its name."""
+    moments = {} if state is None else {name: state.of(name) for name in MOMENTS}
+    return {name: Coding(moment, device) for name, moment in moments.items() if moment is not None}
+
+
 def _is_local(p: Tensor, moment: Moment) -> bool:
-    """Return whether the part of ``p`` that a process has is stored as it is in the whole."""
+    """Return whether a process's part of ``p`` has the codes that it has in all of ``p``."""
     parts = parts_by_rows(p)
     if parts == 0 or moment.granularity == "tensor" or moment.rounding == "stochastic":
         return False
@@ -186,7 +206,7 @@ def _is_local(p: Tensor, moment: Moment) -> bool:
 def opened(
     codings: dict[str, Coding], state: dict[str, Tensor], names: Iterable[str], p: Tensor, stream: tuple[int, int, int]
 ) -> Iterator[dict[str, Tensor]]:
-    """Give the moments ``names`` of ``p`` in float32, and store what has become of them."""
+    """Give the moments ``names`` of ``p`` in float32, and encode them again afterwards."""
     moments = {name: decoded(codings[name], state, name, p) if name in codings else state[name] for name in names}
     yield moments
     for name in moments.keys() & codings.keys():
@@ -195,13 +215,79 @@ def opened(
 
 
 def decoded(coding: Coding, state: Mapping[str, Tensor], name: str, p: Tensor) -> Tensor:
-    """Return the moment ``name`` of ``p`` in float32, split over processes as its codes are."""
+    """Return the moment ``name`` of ``p`` in float32, sharded as its codes are."""
     parts = {part: local(state[name + part]) for part in ("", SCALE, POWER) if name + part in state}
     if not is_sharded(state[name]):
         return coding.decode(parts, p.shape)
-    return joined(p, coding.decode(parts, local(p).shape))
+    return from_part(p, coding.decode(parts, local(p).shape))
 
 
 def _stream_of(name: str, stream: tuple[int, int, int], device: torch.device) -> Tensor:
     seed, tensor, step = stream
     return sent(torch.tensor([seed, tensor + STREAMS[name], step]), device)
+
+
+# --- for the loops ------------------------------------------------------------------------------------
+
+
+def takes(coding: Coding) -> bool:
+    """Whether the loops read and write such codes: of formats with a zero and of maps, up to 8 bits."""
+    moment, book = coding.moment, coding.book
+    if book.fmt is None:
+        return moment.rounding == "nearest" and not moment.expand
+    return book.bits <= 8 and book.fmt.has_zero and book.smallest >= 2.0**-100
+
+
+def measures(coding: Coding) -> bool:
+    """Whether the loops need a pass for scales alone: a chunk is no whole number of blocks."""
+    return coding.moment.granularity != "block" or CHUNK % coding.moment.block != 0
+
+
+def packed(name: str, coding: Coding) -> Tensor:
+    """Return the coding of the moment ``name`` for the loops, float32: header, values and table.
+
+    The table is a map's thresholds, in bits, or with ``expand`` the logarithms (float64) of the codes' values over the
+    largest.
+    """
+    moment, book, fmt = coding.moment, coding.book, coding.book.fmt
+    lowest, entry, table = (0, 0, np.zeros(0, np.uint32)) if fmt else _table(book)
+    fields = {
+        "mapped": fmt is None, "bits": book.bits, "sign_code": book.sign_code, "negative_zero": book.negative_zero,
+        "mantissa_bits": 0 if fmt is None else fmt.mantissa_bits, "bias": 0 if fmt is None else fmt.bias,
+        "root": moment.root, "stochastic": moment.rounding == "stochastic", "power_of_two": moment.scale == "E8M0",
+        "block": {"tensor": TENSOR, "row": ROW}.get(moment.granularity, moment.block),
+        "stream": STREAMS[name] >> 29, "lowest": lowest >> 23, "entry": entry,
+        "entries": len(table) // 2, "largest": book.largest, "max": float(book.values[-1]),
+        "spacing": book.smallest,
+    }  # fmt: skip
+    size = 1 << book.bits
+    numbers = np.zeros(HEADER + size, np.float32)
+    numbers[: len(FIELDS)] = [fields[field] for field in FIELDS]
+    numbers[HEADER:] = book.code_values
+    if moment.expand:
+        with np.errstate(divide="ignore"):
+            table = np.log2(np.abs(book.code_values.astype(np.float64)) / book.largest)
+    return torch.from_numpy(np.concatenate([numbers, table.view(np.float32)]))
+
+
+def _table(book: Codebook) -> tuple[int, int, np.ndarray]:
+    """Return the bits of the lowest magnitude, the lower bits that an interval spans, and an entry for each interval.
+
+    Numbers of an interval have their upper bits in common, and at most one threshold is among them. Intervals go up to
+    1; those of negative numbers follow. An entry is the lowest code, shifted by the lower bits, plus what makes a
+    number beyond the threshold carry into it. The lower bits of negative numbers are inverted.
+    """
+    lowest, one = (int(np.float32(x).view(np.uint32)) for x in (2.0**-24, 1.0))
+    for entry in range(17, 8, -1):
+        starts = np.arange(lowest, one + 1, 1 << entry, dtype=np.uint32)
+        ends = starts + np.uint32((1 << entry) - 1)
+        ends[-1] = one
+        low = np.concatenate([starts.view(np.float32), -ends.view(np.float32)])
+        high = np.concatenate([ends.view(np.float32), -starts.view(np.float32)])
+        codes, last = (np.searchsorted(book.thresholds, x, side="right") for x in (low, high))
+        if (last - codes).max() <= 1:
+            crossed, size = last > codes, 1 << entry
+            limits = book.thresholds[np.minimum(codes, len(book.thresholds) - 1)].view(np.uint32) & (size - 1)
+            carry = np.where(np.arange(len(codes)) < len(starts), size - limits, limits + 1)
+            return lowest, entry, ((codes << entry) + np.where(crossed, carry, 0)).astype(np.uint32)
+    raise ValueError(f"{book.name} has values closer together than its table can tell")
