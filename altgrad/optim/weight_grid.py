@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from altgrad.formats import Format
 from altgrad.model import QuantizedLinear, TensorRecipe, embedded_weights, linear_layers, virtual_weight
 from altgrad.model.layers import quantizer_of, scales_along
-from altgrad.model.quantized.quantizer import Scaling
+from altgrad.model.quantized.quantizer import ScaleSpec
 from altgrad.numerics import (
     decode,
     decode_operand,
@@ -156,7 +156,7 @@ def _virtual_grid(
     name: str, layer: nn.Linear, virtual: TensorRecipe, along: dict[str, Any], on_grid: bool
 ) -> WeightGrid:  # fmt: skip
     fmt, device = virtual.format, layer.weight.device
-    options = Scaling.of(virtual, native=False).options | along
+    options = ScaleSpec.of(virtual, native=False).options | along
     if not on_grid:
         return WeightGrid(fmt, options, device=device)
     if virtual.granularity != "tensor":

@@ -17,7 +17,8 @@ import pytest
 
 from altgrad.common.files import read_json, write_json, write_text
 from altgrad.config import Cell
-from altgrad.config.schema import Diagnose, LocalCorpus, Rule, Tokenizer
+from altgrad.config.recipe import Rule
+from altgrad.config.schema import Diagnose, LocalCorpus, Tokenizer
 from altgrad.config.tasks import Classify
 from altgrad.data import write_tokens
 from altgrad.diagnostics import diagnose_cell
