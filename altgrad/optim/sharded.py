@@ -1,7 +1,7 @@
 """Parameters that are sharded over processes, as FSDP2 (`torch.distributed.fsdp.fully_shard`) leaves them: DTensors.
 
-A step that treats each element by itself takes the part that the process holds. A step that looks at the whole tensor gathers
-it, computes the same in each process, and keeps the part. Either way the bits are those of one process.
+A step that treats each element by itself takes the part that the process holds. A step that looks at the whole tensor
+gathers it, computes the same in each process, and keeps the part. Either way the bits are those of one process.
 """
 
 from __future__ import annotations
