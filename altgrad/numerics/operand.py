@@ -87,7 +87,7 @@ def quantize_operands(
             Empty: values are rounded to nearest even.
         method: ``max`` or ``most-recent``, as in `amax_from_history`.
         learns: which amax of its tensor a history stores, in place: ``nothing``, the one of ``each`` step, or only the
-            ``first``. A history never stores Inf or NaN. For tensors with one scale.
+            ``first``. A history never stores Inf or NaN. Only for tensors with one scale.
         granularity: ``tensor``, ``row`` (a scale per index outside the sum), ``block`` (one per ``block`` neighbours
             along the sum) or ``tile`` (one per ``block`` x ``block`` elements, the same for either ``dim``).
             Values of blocks and tiles are divided by their scale again: exactly if it is ``E8M0``, with one more
@@ -121,11 +121,11 @@ def quantize_operands(
     if rotate and not by_kernels:
         xs, rotate, overwrite = list(map(rotate_rows, xs)), False, True
     codes = has_codes(block, dtype)
-    # Loops and tensor operations make bfloat16, which is cast to float8 at the end; not if blocks have scales beside.
+    # Loops and tensor operations make bfloat16, cast to float8 at the end, unless block scales are returned beside it.
     made_in = torch.bfloat16 if dtype.itemsize == 1 and not (by_kernels or codes) else dtype
     how: dict[str, Any] = {"block": block, "dim": dim, "rule": rule, "dtype": made_in, "first": first}
     rows_by_history = len(histories) > 0 and block == ROWS
-    if all(map(has_loops, xs)) and not (rows_by_history or codes):  # loops know neither
+    if all(map(has_loops, xs)) and not (rows_by_history or codes):  # loops support neither
         how |= {"method": method, "learns": learns, "overwrite": overwrite}
         operands: list[tuple[Tensor, ...]] = [*quantize_by_operators(xs, constants, histories, streams, **how)]
     else:
@@ -184,7 +184,7 @@ def _read_by_loops(x: Tensor) -> Tensor:
 
 
 def rotate_rows(x: Tensor, signs: Tensor | None = None) -> Tensor:
-    """Return ``x`` (n, k) with the random Hadamard transform of each 16 neighbouring rows, as float32.
+    """Return the random Hadamard transform of each 16 neighbouring rows of ``x`` (n, k), as float32.
 
         y = H S x / 4
 

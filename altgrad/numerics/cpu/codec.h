@@ -3,9 +3,9 @@
 // A block may reach beyond a chunk, such as a whole tensor or row. A pass of its own then measures its magnitudes, and
 // its old scale stays until all codes have been stored.
 //
-// Codes of formats come from the bits of a float32. Codes of maps come from a table, indexed by the float32's upper bits;
-// an entry covers one threshold at most. For moments whose range is expanded the table has the logarithms of the codes'
-// values. state_codec.py packs header, values and table.
+// Codes of formats come from the bits of a float32. Codes of maps come from a table, indexed by upper bits of the
+// float32; an entry covers one threshold at most. For moments whose range is expanded the table has the logarithms of
+// the codes' values. state_codec.py packs header, values and table.
 
 #pragma once
 
@@ -146,7 +146,7 @@ class Codec {
   static constexpr float kMost = std::numeric_limits<float>::max();
   static constexpr int64_t kEndless = int64_t{1} << 40;  // a block of a whole tensor
 
-  // Calls run(block, begin, length) for the part of each block that lies in a chunk; `begin` counts from the chunk's.
+  // Calls run(block, begin, length) for the part of each block in a chunk; `begin` counts from the chunk's start.
   template <class F>
   void over_blocks(int64_t first, int64_t n, const F& run) const {
     for (int64_t begin = 0; begin < n;) {
