@@ -119,7 +119,7 @@ def _first_up(below: np.float32, above: np.float32) -> np.float32:
 
 
 def _dynamic(signed: bool, exponents: int, bits: int) -> list[float]:
-    """Return the values of a map of ``exponents`` decades, each with twice as many steps as the one below it."""
+    """Return the values of a dynamic map, unsorted: ``exponents`` decades, each with twice the steps of the last."""
     lowest, values = bits - 1 - exponents, [0.0, 1.0]
     steps = [1 << (i + lowest + (0 if signed else 1)) for i in range(exponents)]
     decades = [(10 ** (i + 1 - exponents), count) for i, count in enumerate(steps)]

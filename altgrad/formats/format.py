@@ -133,7 +133,7 @@ class Format:
 
     @property
     def _top_magnitude(self) -> int:
-        """Magnitude code of all ones."""
+        """The magnitude code whose bits are all ones."""
         return (1 << (self.exponent_bits + self.mantissa_bits)) - 1
 
     @property

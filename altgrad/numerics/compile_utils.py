@@ -28,7 +28,7 @@ def constant_in_graphs(function: Function) -> Function:
 
 
 def sent(t: Tensor, device: torch.device) -> Tensor:
-    """Copy the CPU tensor ``t`` to ``device`` without waiting for the work queued there."""
+    """Return a copy of the CPU tensor ``t`` on ``device``, without waiting for the work queued there."""
     return t.to(device, non_blocking=True)
 
 

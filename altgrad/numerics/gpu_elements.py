@@ -191,7 +191,7 @@ def philox(block, stream):
 
 @triton.jit
 def uniform(word):
-    """Return the number that `philox.uniform` makes of a word."""
+    """Return the float32 in (0, 1) that `philox.uniform` makes of a uint32 word."""
     return ((word >> (32 - BITS)) * 2 + 1).to(tl.float32) * 2.0 ** -(BITS + 1)
 
 
@@ -273,7 +273,7 @@ def tensor_scale(amax, target, grid):
 
 @triton.jit
 def block_scale(amax, whole, target, grid):
-    """Return d_b of `two_level_scales`."""
+    """Return d_b of `two_level_scales` for blocks with these ``amax`` if s is ``whole``."""
     own = grid + SIZE
     most = tl.load(own + TARGET)
     wanted = (amax.to(tl.float64) * whole.to(tl.float64) / target).to(tl.float32)
@@ -288,7 +288,7 @@ def factor_of(whole, back):
 
 @triton.jit
 def sum_of_last(x):
-    """Add up (a, b, c) to (a, b, 1) as a tree: both halves, and so on."""
+    """Return the sums of x (a, b, c) along its last dimension, (a, b, 1), as a tree: both halves, and so on."""
     for _ in tl.static_range(16):
         if x.shape[2] > 1:
             halves = x.reshape((x.shape[0], x.shape[1], 2, x.shape[2] // 2)).permute(0, 1, 3, 2)

@@ -211,7 +211,7 @@ def _warps(elements: int) -> int:
 
 
 def _rotates_in_tiles(block: int, dim: int, size: int) -> bool:
-    """Whether a program has all of the ``size`` rows that are rotated together."""
+    """Whether a tile has all of the ``size`` rows that are rotated together, so that a kernel can rotate them."""
     high, _ = _group(block, dim)
     if block in (ONE_SCALE, ROWS):
         return dim == 0 or block == ONE_SCALE

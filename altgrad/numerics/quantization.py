@@ -4,9 +4,9 @@ The default mode rounds as `rounding.round_to_grid` does, in eager mode in cache
 Everything else goes through `round_float64`.
 
 Rounding has derivative zero almost everywhere, so training uses a straight-through estimator (Bengio et al. 2013,
-arXiv:1308.3432): the gradient of the result is passed to ``x`` as it is, or zeroed where ``x * s`` is outside the
-format's range, or where ``x`` is not positive (Yin et al. 2019, arXiv:1903.05662, compare the three). Each is linear in
-the incoming gradient, so second derivatives through it are those of the surrounding function, as Hessians need.
+arXiv:1308.3432). The gradient of the result passes to ``x`` unchanged; or it is zeroed where ``x * s`` is outside the
+format's range, or where ``x`` is not positive (Yin et al. 2019, arXiv:1903.05662, compare the three). Each estimator is
+linear in the incoming gradient, so second derivatives are those of the surrounding function, as Hessians need.
 """
 
 from __future__ import annotations

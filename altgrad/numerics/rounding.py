@@ -30,7 +30,7 @@ OVERFLOW_SLACK = 1 + 2.0**-22
 
 
 def round_to_grid(x: Tensor, constants: Tensor) -> Tensor:
-    """Round to the nearest representable value, ties to the even code, saturating.
+    """Return ``x`` rounded to the nearest representable value, ties to the even code, saturating.
 
     Exact for every float32: NaN stays NaN, an infinity becomes the largest value of its sign, -0 stays -0 where the
     format has it. Carries no gradient.
@@ -56,7 +56,7 @@ def round_to_grid(x: Tensor, constants: Tensor) -> Tensor:
 
 
 def round_to_grid_stochastic(x: Tensor, constants: Tensor, random: Tensor) -> Tensor:
-    """Round stochastically to one of the two nearest representable values, saturating.
+    """Return ``x`` rounded stochastically to one of the two nearest representable values, saturating.
 
     |x| goes up with a probability of its distance above the lower magnitude, in spacings. NaN stays NaN. No gradient.
 
@@ -97,7 +97,7 @@ def round_float64(
     random: Tensor | None = None,
     random_bits: int = 0,
 ) -> Tensor:
-    """Round float64 values in any mode.
+    """Return ``x`` rounded to ``fmt`` in any mode.
 
     Under ``overflow`` a finite value beyond the range becomes the largest value if the mode points towards zero there:
     ``toward-zero``, ``up`` below zero, ``down`` above. Stochastic rounding goes away from zero where

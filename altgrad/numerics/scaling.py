@@ -192,7 +192,7 @@ def scale_by_rule(amax: Tensor, target: Tensor, rule: int, spacing: Tensor | Non
 
 
 def _shared_exponent(amax: Tensor, target: Tensor, spacing: Tensor | None, rounding: str) -> Tensor:
-    """Return the exponent of X, int64, as the module's docstring says."""
+    """Return the exponent of X, int64, by the rule ``rounding``, which the module's docstring defines."""
     exponent, significand = floor_log2(amax) - floor_log2(target), _significand(amax)
     if rounding == "ceil":
         return exponent + (significand > 1)
@@ -211,7 +211,7 @@ def floor_log2(x: Tensor) -> Tensor:
 
 
 def _significand(x: Tensor) -> Tensor:
-    """Return positive normal float64 values over their power of two, in [1, 2): float64."""
+    """Return the significands, in [1, 2), of positive normal float64 values: float64."""
     return ((x.view(torch.int64) & ((1 << 52) - 1)) | (1023 << 52)).view(torch.float64)
 
 
@@ -243,9 +243,9 @@ def amax_from_history(history: Tensor, method: str = "max") -> Tensor:
 
 
 def scaling_amax(remembered: Tensor | None, own: Tensor) -> Tensor:
-    """Return the amax that sets a scale: ``remembered`` of earlier steps where it is positive, else the tensor's own.
+    """Return the amax that sets a scale: ``remembered``, of earlier steps, where positive; else the tensor's ``own``.
 
-    An own amax that is not finite is always returned, so that a history cannot hide an overflow.
+    An ``own`` that is not finite is always returned, so that a history cannot hide an overflow.
     """
     # Delayed scaling that began with scale 1 would send every gradient of the first step to zero.
     return own if remembered is None else torch.where((remembered > 0) & own.isfinite(), remembered, own)

@@ -136,7 +136,7 @@ def rounding_sums_by_tensors(x: Tensor, constants: Tensor, scale: Tensor) -> Ten
 
 
 def central_moments_by_tensors(x: Tensor) -> Tensor:
-    """Return the second and the fourth central moment, float64 (2,)."""
+    """Return the second and the fourth central moment of the elements of ``x``, float64 (2,)."""
     x = x.double()
     squares = (x - x.mean()).square()
     return torch.stack([squares.mean(), squares.square().mean()])
@@ -216,11 +216,11 @@ LOWEST_BINADE, HIGHEST_BINADE = -16, 0  # of |w|; the two ends also count elemen
 class UpdateSums(NamedTuple):
     """What one optimizer step did to the elements of a weight and to their quantized values.
 
-    ``wanted``: elements that the step wanted to move; ``stalled``: those whose code stayed. ``flips``: codes that
-    changed, apart from a shift by k binades where the scale became about 2^k times as large. ``descending``: flips that
-    lower the loss to first order, g · Δ < 0 with Δ the change of the quantized value. ``gap``: sum of
-    |wanted change − Δ| in ulp at the old weight. ``counts`` and ``rungs``: by binade of the old weight, from
-    `LOWEST_BINADE` to `HIGHEST_BINADE`, the number of elements and the sum of |new − old| in ulp.
+    ``wanted``: number of elements that the step wanted to move; ``stalled``: number of these whose code stayed.
+    ``flips``: codes that changed, apart from a shift by k binades where the scale became about 2^k times as large.
+    ``descending``: flips that lower the loss to first order, g · Δ < 0 with Δ the change of the quantized value.
+    ``gap``: sum of |wanted change − Δ| in ulp at the old weight. ``counts`` and ``rungs``: by binade of the old weight,
+    from `LOWEST_BINADE` to `HIGHEST_BINADE`, the number of elements and the sum of |new − old| in ulp.
     """
 
     wanted: int
