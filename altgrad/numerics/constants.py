@@ -20,7 +20,7 @@ MAX, ULPS, SPACING, ANCHOR, ROOT, ZERO, TARGET = range(7)
 SIZE = 7
 
 NAN_CODE = 0x80  # 8-bit code of NaN in operands: the code of -0, which no product needs
-LEARNS = ("nothing", "each", "first")  # whose amax a history stores: no step's, each step's, the first step's
+LEARNS = ("nothing", "each", "first")  # which amax a history stores: none, each step's, the first step's
 SCALE_RULES = ("float32", "floor", "ceil", "rceil", "even")  # float32: unrounded; the others round to a power of two
 FLOAT32_RULE = SCALE_RULES.index("float32")
 # Rules of block scales under a scale of the whole tensor: see `two_level`.

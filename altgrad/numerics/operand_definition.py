@@ -110,7 +110,8 @@ def quantize_by_tensors(
     Args:
         x: (n, k), float32 or bfloat16.
         constants: the format, from `format_constants`.
-        remembered: the amax that sets the scale if it is positive and the amax of ``x`` is finite; None: the latter.
+        remembered: the amax that sets the scale if it is positive and ``x`` is finite. Otherwise, or if None, the amax
+            of ``x`` does.
         block, dim, rule: a `block_code`, the dimension of the sum, and a `scale_rule`.
         dtype: dtype of the values. In float8 the values of blocks and tiles are not divided by their scales again.
         stream, first: random numbers for stochastic rounding, from place ``first`` on; None: to nearest even.
