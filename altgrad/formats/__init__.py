@@ -1,6 +1,6 @@
-"""What a small floating-point format is: its definition, the formats that have a name, and a format's card.
+"""Small floating-point formats: their definition, the formats that have a name, and a format's card.
 
-numpy only, so that whoever reads files of results needs no torch. ``python -m altgrad.formats E3M4`` prints a card.
+The package imports numpy and no torch. ``python -m altgrad.formats E3M4`` prints a card.
 """
 
 from altgrad.formats.format import SCALE_FORMATS, SPECIALS, Format, default_bias

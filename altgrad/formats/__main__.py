@@ -17,7 +17,7 @@ _COLUMNS = 6
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the card of each format named, or the overview; 2 for a name that is not known."""
+    """Print a card per format named, or the overview. Return 0; an unknown name exits with status 2."""
     parser = argparse.ArgumentParser(
         prog=called("formats"), description="Print range, spacing and codes of floating-point formats."
     )
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def overview(formats: list[Format]) -> str:
-    """Return a table with one line per format."""
+    """Return a text table with one line per format."""
     rows = [("format", "bits", "specials", "bias", "max", "min normal", "smallest", "binades", "values")]
     for fmt in formats:
         binades = fmt.emax - int(np.floor(np.log2(fmt.smallest))) + 1
@@ -51,7 +51,7 @@ def overview(formats: list[Format]) -> str:
 
 
 def card(fmt: Format) -> str:
-    """Return range, special codes, spacing per binade and, up to 8 bits, each code with its value."""
+    """Return a text with range, special codes, spacing per binade and, up to 8 bits, the value of each code."""
     sections = [str(fmt), _facts(fmt), _spacing(fmt)]
     if fmt.bits <= 8:
         sections.append(_codes(fmt))
@@ -59,7 +59,7 @@ def card(fmt: Format) -> str:
 
 
 def plot(fmt: Format, path: Path) -> None:
-    """Draw the values as a number line, and the spacing against magnitude, into an image of the type of ``path``."""
+    """Draw a number line of the values and a plot of the spacing; the suffix of ``path`` sets the image type."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -99,7 +99,7 @@ def _facts(fmt: Format) -> str:
 
 
 def _spacing(fmt: Format) -> str:
-    """Return a table of the spacing per binade; subnormals are counted with the first binade."""
+    """Return a text table: range, spacing and number of values of each binade. Subnormals count as the first one."""
     magnitudes = fmt.magnitudes
     exponents = np.maximum(np.floor(np.log2(np.maximum(magnitudes, fmt.smallest))).astype(int), fmt.emin)
     rows = [("from", "to", "spacing", "values")]
@@ -122,7 +122,7 @@ def _code(code: int | None, fmt: Format) -> str:
 
 
 def _number(value: float) -> str:
-    """Return very small and large powers of two as such, other numbers in up to seven digits."""
+    """Return powers of two up to 2^-12 and from 2^17 as ``"2^-14"``, other numbers in up to seven digits."""
     significand, exponent = np.frexp(value)
     if abs(significand) == 0.5 and not -11 < exponent < 18:
         return f"{'-' if value < 0 else ''}2^{exponent - 1}"

@@ -1,12 +1,12 @@
 """Say how much of the right token's gradient a power-of-two scale clamps, for a given number of tokens per batch.
 
-The gradient of the mean cross-entropy over T tokens at the right token's logit is ``(p - 1) / T``, with p the model's
-probability of that token. It is the largest element of its block. The scale by the rule ``floor`` of OCP MX v1.0 brings
-it to ``m 2^emax``, with m its significand in [1, 2), and the format ends at ``t 2^emax``: t is 1.75 in E4M3, E5M2 and
-E3M2, 1.875 in E2M3, 1.5 in E2M1. The share ``1 - t / m`` beyond that is clamped. Let T be ``r 2^n``, r in [1, 2). While
-p is small, m is ``2 (1 - p) / r``. So batches with r below ``2 / t`` are clamped, by up to ``1 - r t / 2``: in E4M3 by
-an eighth at r = 1, and by nothing from r = 1.143 on. T counts all tokens that a backward pass divides by: those of all
-micro-batches if each loss is divided by their number, and those of one process if gradients are averaged afterwards.
+The loss is the mean cross-entropy over T tokens, and p is the model's probability of the right token. The gradient at
+the right token's logit is ``(p - 1) / T``, the largest element of its block. Rule ``floor`` of OCP MX v1.0 scales this
+element to ``m 2^emax``, with m its significand in [1, 2). The format ends at ``t 2^emax``: t is 1.75 in E4M3, E5M2 and
+E3M2, 1.875 in E2M3, 1.5 in E2M1. So the share ``1 - t / m`` is clamped. Write T as ``r 2^n`` with r in [1, 2). While p
+is small, m is ``2 (1 - p) / r``. Batches with r below ``2 / t`` are clamped, by up to ``1 - r t / 2``. E4M3 loses an
+eighth at r = 1 and nothing from r = 1.143 on. T counts all tokens that a backward pass divides by: the tokens of all
+micro-batches if each loss is divided by their number, but of one process if gradients are averaged afterwards.
 
 bfloat16 has 8 significant bits, so 1 - p is 1 for p below 2^-9. Then the gradient of a batch of 2^n tokens is a power
 of two, which no rule clamps.
@@ -33,11 +33,11 @@ def right_token(tokens: int, p: float, *, label: float = 1.0, bf16: bool = False
     """Return the magnitude of the gradient at the right token's logit, exactly.
 
     Args:
-        tokens: number of tokens that the loss is the mean of.
+        tokens: number of tokens that the loss averages over.
         p: the model's probability of the right token.
-        label: the p that the loss aims at: ``1 - e + e / V`` with labels smoothed by e over V tokens. If the loss has a
-            factor, p and label are each multiplied by it.
-        bf16: round the result to bfloat16, as the gradient of bfloat16 logits is.
+        label: the target for p: 1, or ``1 - e + e / V`` with labels smoothed by e over V tokens. If the loss has a
+            factor, multiply both p and label by this factor.
+        bf16: round the result to bfloat16, the dtype of the gradient of bfloat16 logits.
     """
     size = abs(Fraction(label) - Fraction(p)) / tokens
     if not bf16 or not size:
@@ -47,16 +47,16 @@ def right_token(tokens: int, p: float, *, label: float = 1.0, bf16: bool = False
 
 
 def significand(x: Fraction) -> Fraction:
-    """Return a positive ``x`` over its power of two, in [1, 2)."""
+    """Return the significand of a positive ``x``: ``x / 2^floor(log2(x))``, in [1, 2)."""
     rough = x * Fraction(2) ** (x.denominator.bit_length() - x.numerator.bit_length())  # in (1/2, 2)
     return rough if rough >= 1 else 2 * rough
 
 
 def cut_off(amax: Fraction, fmt: str | Format, rule: str) -> Fraction:
-    """Return the share of a block's largest magnitude that is clamped under its own power-of-two scale.
+    """Return the share, 0 to 1, of a block's largest magnitude that is clamped under the block's power-of-two scale.
 
     Args:
-        amax: the magnitude, 0 or more.
+        amax: the block's largest magnitude, 0 or more.
         fmt: format of the elements.
         rule: rule of the scale, one of `RULES`: see :func:`altgrad.numerics.compute_scale`.
 
@@ -76,20 +76,20 @@ def cut_off(amax: Fraction, fmt: str | Format, rule: str) -> Fraction:
 
 
 def _top_binade(fmt: Format) -> Fraction:
-    """Return the power of two to whose binade these rules bring a block's largest element."""
+    """Return the power of two that begins the scaling target's binade; rules scale the largest element into it."""
     target = Fraction(fmt.scale_target)
     return target / significand(target)
 
 
 def unclamped(tokens: int, fmt: str | Format, label: float = 1.0) -> tuple[int, int]:
-    """Return the fewest and the most tokens, near ``tokens``, for which floor clamps nothing while p is small."""
+    """Return (fewest, most): the batch sizes near ``tokens`` for which rule ``floor`` clamps nothing at small p."""
     fmt = get_format(fmt)
     power = tokens / significand(tokens / Fraction(label))  # label times a power of two, at most tokens
     return math.ceil(2 * power * _top_binade(fmt) / Fraction(fmt.max)), math.ceil(2 * power) - 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print what is clamped, by rule and p; 2 for a format that is not known."""
+    """Print `table` and return 0; arguments that are refused exit with status 2."""
     parser = argparse.ArgumentParser(prog=called("formats.clamping"), description=(__doc__ or "").split("\n")[0])
     parser.add_argument("tokens", type=int, help="tokens that the mean loss of a step is over, such as 1024")
     parser.add_argument("--format", default="E4M3", help="of the gradient (default %(default)s, as in MXFP8)")
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def table(tokens: int, fmt: Format, label: float = 1.0) -> str:
-    """Return the text that `main` prints; ``label`` as in `right_token`."""
+    """Return a text table of the clamped per cent by rule, dtype and p; ``label`` as in `right_token`."""
     rows = [("rule", "gradients", *(f"p={p:g}" for p in SHOWN))]
     for rule in RULES[:2]:
         for dtype in ("float32", "bf16"):

@@ -16,7 +16,7 @@ import numpy as np
 from altgrad.formats.format import Format
 from altgrad.formats.registry import get_format
 
-#: Beyond this the float32 scale of a small tensor would not be a normal number.
+#: Upper limit of `Codebook.largest`: beyond it the float32 scale of a small tensor would not be a normal number.
 LARGEST = 2.0**64
 
 
@@ -30,8 +30,8 @@ class Codebook:
         values: values of codes 0, 1, ..., ascending: float32, (n,). Magnitudes if codes have a sign bit.
         thresholds: the smallest number that is rounded to code 1, 2, ...: float32, (n - 1,). A format's ties go to the
             even code, a map's to the larger value, with differences in float32 as in torchao.
-        sign_code: the sign bit of a code; 0 without one.
-        negative_zero: whether the sign bit alone is a zero.
+        sign_code: the sign bit as a number, such as 0x80; 0 if codes have no sign bit.
+        negative_zero: whether the code with the sign bit alone means -0.
         fmt: the format; None for a map.
     """
 
@@ -50,7 +50,7 @@ class Codebook:
 
     @property
     def largest(self) -> float:
-        """The magnitude that scaling brings the largest element to."""
+        """The scaling target: the largest value, but at most `LARGEST`."""
         return min(float(self.values[-1]), LARGEST)
 
     @property
@@ -70,16 +70,16 @@ class Codebook:
 
 
 def map_names() -> tuple[str, ...]:
-    """Return the names of the maps."""
+    """Return the names of the quantization maps."""
     return tuple(_MAPS)
 
 
 def codebook(name: str | Format) -> Codebook:
-    """Return the codebook of a format, or of the map or the format of that name.
+    """Return the codebook of a `Format`, or of the map or format called ``name``.
 
     Raises:
         UnknownFormatError: neither a map nor a format has this name.
-        ValueError: not all values of the format are float32.
+        ValueError: float32 cannot hold a value of the format.
     """
     if isinstance(name, str) and name in _MAPS:
         return _of_map(name)
@@ -105,7 +105,7 @@ def _of_map(name: str) -> Codebook:
 
 
 def _first_up(below: np.float32, above: np.float32) -> np.float32:
-    """Return the smallest float32 that is nearer to ``above``, or as near."""
+    """Return the smallest float32 at least as near to ``above`` as to ``below``."""
 
     def goes_up(x: np.float32) -> bool:
         return bool(x - below >= (above - below) * np.float32(0.5))
@@ -119,7 +119,7 @@ def _first_up(below: np.float32, above: np.float32) -> np.float32:
 
 
 def _dynamic(signed: bool, exponents: int, bits: int) -> list[float]:
-    """Return the values of a map of ``exponents`` decades, each with twice as many steps as the one below it."""
+    """Return the values of a dynamic map, unsorted: ``exponents`` decades, each with twice the steps of the last."""
     lowest, values = bits - 1 - exponents, [0.0, 1.0]
     steps = [1 << (i + lowest + (0 if signed else 1)) for i in range(exponents)]
     decades = [(10 ** (i + 1 - exponents), count) for i, count in enumerate(steps)]
@@ -132,7 +132,7 @@ def _dynamic(signed: bool, exponents: int, bits: int) -> list[float]:
 
 
 def _means(count: int) -> np.ndarray:
-    """Return the middles of ``count`` steps from 0.1 to 1, in float32, from both ends as torch.linspace does."""
+    """Return the midpoints of ``count`` equal steps from 0.1 to 1, float32; step edges are torch.linspace's."""
     low, high, places = np.float32(0.1), np.float32(1), np.arange(count + 1)
     step = np.float64((high - low) / np.float32(count))  # so that a product and a sum are rounded once, as by an FMA
     edges = np.where(places < (count + 1) // 2, low + step * places, high - step * (count - places)).astype(np.float32)

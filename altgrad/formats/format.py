@@ -38,7 +38,7 @@ import numpy as np
 
 SPECIALS = ("finite", "fn", "ieee", "fnuz", "p3109")
 MAX_BITS = 16
-SCALE_FORMATS = ("float32", "E8M0")  # of scales that are not under a scale of the tensor
+SCALE_FORMATS = ("float32", "E8M0")  # of scales that have no tensor scale above them
 
 # Two operands scaled to the top of E6M1 or E7M0 would overflow the float32 accumulator of their matrix product, so a
 # tensor's amax is scaled to 2^16 at most. No other format of up to 8 bits reaches beyond that: E5M2 ends at 57344.
@@ -51,8 +51,8 @@ _LOWEST_EXPONENT = -102
 def default_bias(exponent_bits: int, specials: str) -> int:
     """Return the exponent bias that the standards give to a format of this kind.
 
-    ``2^(E-1) - 1``, and one more for ``fnuz`` and ``p3109`` (``floor(2^(E-1))``, so 0 at E = 0).
-    For E = 0 otherwise 1: see the module's docstring.
+    The bias is ``2^(E-1) - 1``; for ``fnuz`` and ``p3109`` it is ``floor(2^(E-1))``, so 0 at E = 0.
+    At E = 0 the other rules have bias 1: see the module's docstring.
     """
     if specials in ("fnuz", "p3109"):
         return (1 << exponent_bits) >> 1
@@ -74,7 +74,7 @@ class Format:
         signed: False for a format without negative numbers (finite or fn), and without zero if M = 0.
 
     Raises:
-        ValueError: naming the field at fault.
+        ValueError: a field is invalid; the message begins with the field's name.
     """
 
     name: str
@@ -133,7 +133,7 @@ class Format:
 
     @property
     def _top_magnitude(self) -> int:
-        """Magnitude code of all ones."""
+        """The magnitude code whose bits are all ones."""
         return (1 << (self.exponent_bits + self.mantissa_bits)) - 1
 
     @property
@@ -223,7 +223,7 @@ class Format:
         return min(self.max, TARGET_CAP)
 
     def _exponent_of(self, code: int) -> int:
-        """Exponent of the spacing unit's binade for a magnitude code."""
+        """Exponent of the binade of a magnitude code's value; `emin` for subnormals."""
         field = code >> self.mantissa_bits
         return self.emin + max(field - int(self.has_zero), 0)
 
@@ -275,13 +275,13 @@ class Format:
         return min(self.mantissa_bits + 1, self.max_code.bit_length())
 
     def fits(self, precision: int, lowest: int, highest: int, *, scales: Format | None = None) -> bool:
-        """Whether every value is a float with these limits, or every product of a value and a scale.
+        """Whether floats with these limits hold every value; with ``scales``, every product of a value and a scale.
 
         Args:
             precision: significant bits, the implicit one included.
             lowest: exponent of the smallest positive (subnormal) number.
             highest: exponent of the largest binade.
-            scales: the format of the scales, which reach up to its `scale_target`.
+            scales: format of the scales, which are at most its `scale_target`; None: check the values alone.
         """
         significant, smallest, largest = self.significant_bits, self.emin - self.mantissa_bits, self.max
         if scales is not None:
@@ -295,8 +295,8 @@ class Format:
     def rounds_in_float32(self) -> bool:
         """Whether `altgrad.numerics.round_to_grid`, which computes in float32, is exact for the format.
 
-        It must be signed, its normal values must begin at 2^-102 or above, and 2^25 spacings of its top binade must not
-        overflow. That holds for every signed format whose exponent has at most 7 bits and the usual bias.
+        The format must be signed, its normal values must begin at 2^-102 or above, and 2^25 spacings of its top binade
+        must not overflow. Every signed format with at most 7 exponent bits and the usual bias meets this.
         """
         top_spacing = self.emax - self.mantissa_bits
         return self.signed and self.emin >= _LOWEST_EXPONENT and top_spacing + FLOAT32_MANTISSA + 2 <= 127

@@ -65,7 +65,7 @@ def format_names() -> tuple[str, ...]:
 def get_format(name: str | Format, *, also: tuple[str, ...] = ()) -> Format:
     """Return the format called ``name``; a `Format` is returned as it is.
 
-    ``also``: other names that the caller takes, for the near matches of an unknown one.
+    ``also``: further names that the caller accepts; the message about an unknown name may suggest them.
 
     Raises:
         UnknownFormatError: no such format; the message lists near matches.

@@ -1,8 +1,8 @@
 """Codes of values, and their places on a format's grid: as integers (rungs) and as real numbers (coordinates).
 
-The magnitude codes of a format are in the order of their values, so the place of a value can be read off its bits. For
-a normal value it is the top bits of its float64 pattern, moved by the difference of the biases; for a subnormal value
-it is its multiple of the smallest spacing.
+The magnitude codes of a format are in the order of their values, so the code of a value can be read off its bits. The
+code of a normal value is the top bits of its float64 pattern less the difference of the biases. The code of a subnormal
+value is the value divided by the smallest spacing.
 
 `encode`, `decode`, `rung`, `ulp` and `neighbours` take any format. `encode` and `rung` first round values off the grid
 (nearest-even, saturating), as a hardware cast does. `coordinate` and `at_coordinate` serve compiled graphs: they take
@@ -118,7 +118,7 @@ def rung(x: Tensor, fmt: str | Format) -> Tensor:
 def ulp(x: Tensor, fmt: str | Format) -> Tensor:
     """Return the spacing at each value: ``2^(max(floor(log2|x|), emin) - M)``.
 
-    Beyond the range it is that of the top binade; NaN gives NaN. ``x`` is not rounded first.
+    Beyond the range the result is the top binade's spacing; NaN gives NaN. ``x`` is not rounded first.
 
     Args:
         x: a float tensor whose dtype can hold the format, any shape.
@@ -188,8 +188,8 @@ def _magnitude_code(on_grid: Tensor, fmt: Format) -> Tensor:
 def coordinate(x: Tensor, constants: Tensor) -> Tensor:
     """Return the signed place of each value on the grid: the real-valued extension of `rung`.
 
-    A representable value has its rung for a coordinate. Between two of them it grows linearly, ``du/dw`` being one over
-    the spacing, and beyond the largest value it goes on with the spacing there.
+    A representable value has its rung as coordinate. Between two representable values the coordinate grows linearly, by
+    one per spacing. Beyond the largest value it goes on with the spacing of the top binade.
 
     Args:
         x: float32, any shape.
@@ -205,7 +205,7 @@ def coordinate(x: Tensor, constants: Tensor) -> Tensor:
 
 
 def at_coordinate(u: Tensor, constants: Tensor) -> Tensor:
-    """Return the value whose `coordinate` is ``u``: float32 in and out."""
+    """Return the values whose `coordinate` is ``u``: float32 in and out, the same shape."""
     magnitude = u.abs()
     per_binade = _per_binade(constants)
     lowest = _exponent(constants[SPACING])
@@ -217,10 +217,10 @@ def at_coordinate(u: Tensor, constants: Tensor) -> Tensor:
 
 
 def _per_binade(constants: Tensor) -> Tensor:
-    """2^M, the representable values per binade."""
+    """Return 2^M, the number of representable values per binade."""
     return 2.0**FLOAT32_MANTISSA / constants[ULPS]
 
 
 def _exponent(power_of_two: Tensor) -> Tensor:
-    """The biased exponent of a positive normal float32."""
+    """Return the biased exponent of a positive normal float32: int32."""
     return power_of_two.view(torch.int32) >> FLOAT32_MANTISSA

@@ -13,22 +13,22 @@ from torch import Tensor
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
-#: Whether this torch keeps the graphs of one compiled function from all others; 2.11 does not.
+#: Whether this torch can keep one function's compiled graphs apart from all others; 2.11 cannot.
 ISOLATES = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 _numbers = count()
 
 
 def constant_in_graphs(function: Function) -> Function:
-    """Mark ``function`` as `torch.compiler.assume_constant_result` does: a graph holds its first result.
+    """Mark ``function`` so that a compiled graph calls it once, when traced, and keeps the result as a constant.
 
-    torch's own decorator loads the compiler, which takes as long as importing torch; most processes compile nothing.
+    `torch.compiler.assume_constant_result` does the same but loads the compiler, which takes as long as loading torch.
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def sent(t: Tensor, device: torch.device) -> Tensor:
-    """Copy the CPU tensor ``t`` to ``device`` without waiting for the work queued there."""
+    """Return a copy of the CPU tensor ``t`` on ``device``, without waiting for the work queued there."""
     return t.to(device, non_blocking=True)
 
 
@@ -42,11 +42,11 @@ def converted(t: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def materialized(t: Tensor) -> Tensor:
-    """Make the compiler store ``t`` once instead of computing it again in each loop that reads it.
+    """Return ``t``, which a compiled graph stores once instead of computing it again in each loop that reads it.
 
-    Otherwise Inductor repeats what makes a tensor (a GELU, a softmax) in the loop that finds its amax and in the loop
-    that quantizes it, and repeats a scale's divisions for every vector of elements. The values are those of ``t``.
-    Without a compiler nothing happens.
+    Otherwise Inductor computes a GELU or a softmax twice: in the loop that finds the amax and in the loop that
+    quantizes. It would also repeat a scale's division for every vector of elements. The values do not change. Outside a
+    compiled graph the function returns ``t`` itself.
 
     The two negations make the result a tensor of the graph's own. If ``t`` is an input of the graph, such as a weight,
     torch 2.13 would otherwise reuse its memory, and the backward pass would write into the weight.

@@ -19,9 +19,9 @@ from altgrad.numerics.compile_utils import constant_in_graphs
 MAX, ULPS, SPACING, ANCHOR, ROOT, ZERO, TARGET = range(7)
 SIZE = 7
 
-NAN_CODE = 0x80  # 8-bit code of NaN in products: that of -0, which no product needs
-LEARNS = ("nothing", "each", "first")  # which amax of its tensor a history takes up
-SCALE_RULES = ("float32", "floor", "ceil", "rceil", "even")  # no rounding to a power of two, and four ways to do it
+NAN_CODE = 0x80  # 8-bit code of NaN in operands: the code of -0, which no product needs
+LEARNS = ("nothing", "each", "first")  # which amax a history stores: none, each step's, the first step's
+SCALE_RULES = ("float32", "floor", "ceil", "rceil", "even")  # float32: unrounded; the others round to a power of two
 FLOAT32_RULE = SCALE_RULES.index("float32")
 # Rules of block scales under a scale of the whole tensor: see `two_level`.
 TWO_LEVEL, FOUR_OVER_SIX = len(SCALE_RULES), len(SCALE_RULES) + 1
@@ -29,25 +29,25 @@ HADAMARD_SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)  # T
 
 # A float32 whose ulp is one, in the middle of its binade; it is even.
 _EVEN_ANCHOR = 1.5 * 2.0**FLOAT32_MANTISSA
-# The float32 root of an odd power of two, squared in float32, is short of it by a factor 1 - 2^-24.
+# The float32 square root of an odd power of two, squared in float32, is that power times 1 - 2^-24.
 _PER_SHORTFALL = 2.0 ** (FLOAT32_MANTISSA + 1)
 
 
 def format_constants(
     fmt: str | Format, device: torch.device | str | None = None, *, scale_format: str | Format = "float32"
 ) -> Tensor:
-    """Pack what `round_to_grid` and `scale_from_amax` need to know of a format.
+    """Return a format as one small tensor, which `round_to_grid` and `scale_from_amax` take.
 
     Args:
         fmt: a format or its name.
         device: device of the result.
-        scale_format: the format of the scales. If it is neither float32 nor E8M0 (see `two_level`), its constants
-            follow those of ``fmt``.
+        scale_format: the format of the scales. If it is neither float32 nor E8M0 (see `two_level`), the result holds
+            its constants behind those of ``fmt``.
 
     Returns:
-        float32, shape (7,), or (14,) with a scale format: the largest value; float32 ulps per spacing in the normal
-        range, 2^(23 - M); the smallest spacing; the anchor in spacings, and in squared roots of the spacing (see
-        `rounding`); the zero that is added at the end, -0 if the format keeps -0, else +0; the scaling target.
+        float32, shape (7,), or (14,) with such a scale format. The largest value; float32 ulps per spacing in the
+        normal range, 2^(23 - M); the smallest spacing; the anchor in spacings, and in squared roots of the spacing (see
+        `rounding`); the zero that rounding adds at the end, -0 if the format has -0, else +0; the scaling target.
 
     Raises:
         ValueError: a format is unsigned or too wide for float32 arithmetic.
@@ -59,7 +59,7 @@ def format_constants(
 
 
 def scale_constants(constants: Tensor) -> Tensor:
-    """Return the constants of the scale's format, float32 (7,); ``ValueError`` if `format_constants` had none."""
+    """Return the constants of the scale's format, float32 (7,); ``ValueError`` if ``constants`` lack them."""
     if constants.numel() != 2 * SIZE:
         raise ValueError("constants: expected those of the scale's format too, from format_constants(scale_format=...)")
     return constants[SIZE:]
@@ -67,7 +67,7 @@ def scale_constants(constants: Tensor) -> Tensor:
 
 @constant_in_graphs
 def packed_constants(fmt: Format) -> tuple[float, ...]:
-    """`format_constants` as Python numbers."""
+    """Return the seven constants of ``fmt`` from `format_constants` as Python numbers."""
     return _packed(fmt)
 
 
@@ -81,8 +81,9 @@ def _packed(fmt: Format) -> tuple[float, ...]:
     packed[SPACING] = 2.0 ** (fmt.emin - fmt.mantissa_bits)
     packed[ANCHOR] = _EVEN_ANCHOR
     if fmt.mantissa_bits == 0:
-        # Codes are exponent fields, e + bias: above an even one ties go down, so the anchor is odd there, which is
-        # where e is odd if the bias is. One spacing more for a shortfall, or one more and the shortfall taken off.
+        # Codes are exponent fields, e + bias. Above an even code ties go down, so the anchor is odd there. With an odd
+        # bias these are the odd e, where the shortfall adds a spacing. With an even bias they are the even e: every
+        # anchor has one spacing more, and the shortfall takes it off at odd e.
         packed[ROOT] = -_PER_SHORTFALL if fmt.bias % 2 == 1 else _PER_SHORTFALL
         packed[ANCHOR] += (fmt.bias % 2 == 0) - packed[ROOT]
     packed[ZERO] = -0.0 if fmt.has_negative_zero else 0.0

@@ -28,8 +28,8 @@ def map_chunks(x: Tensor, scale: Tensor | None, round_: Callable[[Tensor], None]
 
     Args:
         x: float16, bfloat16, float32 or float64, any shape and strides.
-        scale: None, or broadcastable to ``x``, of the dtype that is computed in: float64 for float64, else float32.
-        round_: rounds a contiguous 1-d tensor of that dtype in place.
+        scale: None (no scale), or broadcastable to ``x``, in the compute dtype: float64 for float64, else float32.
+        round_: rounds a contiguous 1-d tensor of the compute dtype in place.
         piece: elements per thread and chunk.
     """
     compute = torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -76,10 +76,10 @@ def _chunks(flat: Tensor, piece: int) -> tuple[Tensor, ...]:
 
 
 class InPlaceRounder:
-    """`rounding.round_to_grid` operation by operation, in place and with reused scratch.
+    """`rounding.round_to_grid` for eager mode, in place and with reused scratch memory.
 
-    It rounds a number of spacings to an integer and uses no anchor: eager division by a power of two is exact on any
-    device and keeps the sign, which saves four operations.
+    It divides by the spacing and rounds to an integer, without an anchor. Eager division by a power of two is exact on
+    any device and keeps the sign, which saves four operations.
 
     Args:
         packed: the format, from `constants.packed_constants`.
@@ -107,9 +107,9 @@ class InPlaceRounder:
             work.add_(packed[ZERO])
 
     def _lower_ties(self, counts: Tensor, spacing: Tensor) -> None:
-        """For M = 0: where ties go down, make 1.5 spacings the float32 below, by a factor 1 - 2^-24.
+        """For M = 0: multiply ``counts`` (values in spacings) by 1 - 2^-24 where ties go down, so that 1.5 goes down.
 
-        The float32 above 1.5 becomes 1.5 and still goes up.
+        The next float32 above 1.5 becomes 1.5 and still goes up.
         """
         down = spacing.sqrt().square_()
         down = down.eq_(spacing) if self._packed[ROOT] > 0 else down.ne_(spacing)

@@ -39,7 +39,7 @@ def bits(x):
 
 @triton.jit
 def number(x):
-    """Return the float32 with these bits."""
+    """Return the float32 whose bits are the int32 ``x``."""
     return x.to(tl.float32, bitcast=True)
 
 
@@ -52,7 +52,7 @@ def over_power_of_two(x, power):
 
 @triton.jit
 def load(at, mask):
-    """Return elements as float32; bfloat16 comes as int16."""
+    """Return the elements at ``at`` as float32, 0 where ``mask`` is false. int16 elements are bfloat16."""
     found = tl.load(at, mask=mask, other=0)
     if at.dtype.element_ty == tl.int16:
         found = number(found.to(tl.int32) << 16)
@@ -61,9 +61,9 @@ def load(at, mask):
 
 @triton.jit
 def store(at, x, mask, grid, EXACT: tl.constexpr):
-    """Write x as float32, as bfloat16 to nearest even (int16), or as float8 of format ``grid`` (bytes).
+    """Write x to ``at``, whose type sets the dtype: float32, int16 for bfloat16, bytes for float8 of format ``grid``.
 
-    EXACT: bfloat16 holds every value, and NaN is quiet.
+    bfloat16 is rounded to nearest even. EXACT: bfloat16 holds every value of x, and every NaN is quiet.
     """
     if at.dtype.element_ty == tl.uint8:
         tl.store(at, float8(x, grid).to(tl.uint8), mask=mask)
@@ -81,10 +81,10 @@ def store(at, x, mask, grid, EXACT: tl.constexpr):
 
 @triton.jit
 def float8(x, grid):
-    """Return the codes of values of E4M3 or E5M2, as torch's casts do."""
+    """Return the codes, as from torch's casts, of x, whose values ``grid`` has: E4M3 or E5M2."""
     magnitude, lowest = bits(x) & 0x7FFFFFFF, lowest_normal(grid)
     shift = (bits(tl.load(grid + ULPS)) >> 23) - 127  # 23 - M
-    anchor = bits(tl.load(grid + SPACING)) + (23 << 23)  # whose ulp is the smallest spacing
+    anchor = bits(tl.load(grid + SPACING)) + (23 << 23)  # bits of the float32 whose ulp is the smallest spacing
     below = bits(number(magnitude) + number(anchor)) - anchor
     code = tl.where(magnitude < lowest, below, ((magnitude - lowest) >> shift) + (1 << (23 - shift)))
     return tl.where(magnitude > INFINITY, 0x7F, code) | ((bits(x) >> 24) & 0x80)
@@ -92,7 +92,7 @@ def float8(x, grid):
 
 @triton.jit
 def pairs(x, grid, DIM: tl.constexpr):
-    """Return bytes with the E2M1 codes of two neighbours along H (DIM 0) or W (DIM 1) of values (H, G, W)."""
+    """Return a byte per two neighbours of x (H, G, W) along H (DIM 0) or W (DIM 1), with their E2M1 codes."""
     code = float8(x, grid)
     code = tl.where(x != x, 0, (code & 7) | ((code >> 4) & 8))
     H: tl.constexpr = x.shape[0]
@@ -105,7 +105,7 @@ def pairs(x, grid, DIM: tl.constexpr):
 
 @triton.jit
 def rotated(x, signs, LOG: tl.constexpr):
-    """Return `rotate_by_tensors` of (H, G, W), 2^LOG neighbours along H together; H is a multiple of that."""
+    """Return `rotate_by_tensors` of x (H, G, W) along H, each 2^LOG neighbours together; 2^LOG divides H."""
     H: tl.constexpr = x.shape[0]
     y = x.permute(1, 2, 0).reshape((x.numel >> LOG, 1 << LOG))
     return rotated_rows(y, signs, LOG).reshape((x.shape[1], x.shape[2], H)).permute(2, 0, 1)
@@ -113,9 +113,10 @@ def rotated(x, signs, LOG: tl.constexpr):
 
 @triton.jit
 def rotated_rows(x, signs, LOG: tl.constexpr):
-    """Return the rotation of each row of (G, 2^LOG).
+    """Return x (G, 2^LOG) with each row rotated.
 
-    LOG times, places that differ in their last bit become their sum and their difference, and this bit the first one.
+    Each of LOG steps turns the two elements whose places differ in the last bit into sum and difference. The last bit
+    of a place then becomes its first bit.
     """
     G: tl.constexpr = x.shape[0]
     LENGTH: tl.constexpr = 1 << LOG
@@ -190,13 +191,13 @@ def philox(block, stream):
 
 @triton.jit
 def uniform(word):
-    """Return the number that `philox.uniform` makes of a word."""
+    """Return the float32 in (0, 1) that `philox.uniform` makes of a uint32 word."""
     return ((word >> (32 - BITS)) * 2 + 1).to(tl.float32) * 2.0 ** -(BITS + 1)
 
 
 @triton.jit
 def uniform_at(place, stream):
-    """Return `philox.uniform` at each ``place``. Of a block's four words, which are for four places, it uses one."""
+    """Return `philox.uniform` at each ``place``. It uses one of the four words that it computes for a block."""
     block = (place // (4 * LANES)) * LANES + place % LANES
     c0, c1, c2, c3 = philox(block, stream)
     word = (place // LANES) % 4
@@ -205,7 +206,7 @@ def uniform_at(place, stream):
 
 @triton.jit
 def uniform_rows(place, stream, COUNT: tl.constexpr):
-    """Return `philox.uniform` at COUNT places from each ``place`` (rows, 1) on, multiples of 64; it uses every word."""
+    """Return `philox.uniform` at COUNT places from each ``place`` (rows, 1) on, both multiples of 64: (rows, COUNT)."""
     c0, c1, c2, c3 = philox(place // 4 + tl.arange(0, COUNT // 4)[None, :], stream)
     ROWS: tl.constexpr = c0.shape[0]
     SHAPE: tl.constexpr = (ROWS, COUNT // (4 * LANES), LANES)
@@ -253,7 +254,7 @@ def power_below(target):
 
 @triton.jit
 def target_of_all(target, grid, RULE: tl.constexpr):
-    """Return what `two_level_scales` brings a tensor's largest magnitude to, float64."""
+    """Return the target of a tensor's largest magnitude in `two_level_scales`, float64."""
     top = tl.load(grid + SIZE + TARGET).to(tl.float64)
     if RULE == FOUR_OVER_SIX:
         top = top * power_below(target) / target
@@ -272,7 +273,7 @@ def tensor_scale(amax, target, grid):
 
 @triton.jit
 def block_scale(amax, whole, target, grid):
-    """Return d_b of `two_level_scales`."""
+    """Return d_b of `two_level_scales` for blocks with these ``amax`` if s is ``whole``."""
     own = grid + SIZE
     most = tl.load(own + TARGET)
     wanted = (amax.to(tl.float64) * whole.to(tl.float64) / target).to(tl.float32)
@@ -287,7 +288,7 @@ def factor_of(whole, back):
 
 @triton.jit
 def sum_of_last(x):
-    """Add up (a, b, c) to (a, b, 1) as a tree: both halves, and so on."""
+    """Return the sums of x (a, b, c) along its last dimension, (a, b, 1), as a tree: both halves, and so on."""
     for _ in tl.static_range(16):
         if x.shape[2] > 1:
             halves = x.reshape((x.shape[0], x.shape[1], 2, x.shape[2] // 2)).permute(0, 1, 3, 2)
@@ -298,7 +299,7 @@ def sum_of_last(x):
 
 @triton.jit
 def squared_error(x, whole, back, grid):
-    """Return the squared error of each group of (H, G, W), added up in the order of `two_level`: (1, G, 1)."""
+    """Return the squared rounding error of each group of x (H, G, W), summed in the order of `two_level`: (1, G, 1)."""
     scaled = x * factor_of(whole, back)
     off = (nearest(scaled, grid) - scaled) * back
     G: tl.constexpr = x.shape[1]

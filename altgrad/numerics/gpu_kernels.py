@@ -6,7 +6,7 @@ places have 64 bits.
 
 Arguments that several kernels share:
 
-- x, y: input and output of (rows, columns), with the strides of each; y may be x. Rows of x from ``there`` on are 0.
+- x, y: input and output (rows, columns), each with its strides; y may be x. Rows of x from ``there`` on count as 0.
 - grid: the packed constants of the format. known: an amax, used where it is positive.
 - signs: x is first rotated by these, each 2^LOG neighbouring rows together; LOG = 0: not rotated.
 - stream, first: random numbers for stochastic rounding, if DRAWS; see `rounded`.
@@ -50,10 +50,10 @@ def find_amax(
     OF: tl.constexpr, HAS_KNOWN: tl.constexpr, HAS_OVER: tl.constexpr, LOG: tl.constexpr, H: tl.constexpr,
     G: tl.constexpr,
 ):  # fmt: skip
-    """Raise ``found``, int32, to the bits of the largest magnitudes of ``all`` elements, each ``row`` or ``column``.
+    """Write the bits of the largest magnitudes of ``all`` elements, each ``row`` or ``column`` to ``found``, int32.
 
-    As integers these bits are in the order of the magnitudes, with NaN above infinity. If ``known`` is positive nothing
-    is read. x is first divided by ``over`` if HAS_OVER.
+    ``found`` starts with zeros. As integers these bits are in the order of the magnitudes, with NaN above infinity. If
+    ``known`` is positive, ``found`` stays as it is. x is first divided by ``over`` if HAS_OVER.
     """
     across = tl.cdiv(columns, G)
     row = (tl.program_id(0) // across).to(tl.int64) * H + tl.arange(0, H)
@@ -77,7 +77,7 @@ def find_amax(
 
 @triton.jit
 def tile(rows, columns, high, wide, H: tl.constexpr, G: tl.constexpr, W: tl.constexpr):
-    """Return where this program's tile is: its place along both dimensions; row, group, column; what is inside."""
+    """Return this program's tile: its index along both dimensions; row, group, column of its elements; a mask."""
     across = tl.cdiv(columns, G * wide)
     strip, part = (tl.program_id(0) // across).to(tl.int64), (tl.program_id(0) % across).to(tl.int64)
     h, g, w = tl.arange(0, H)[:, None, None], tl.arange(0, G)[None, :, None], tl.arange(0, W)[None, None, :]
@@ -88,7 +88,7 @@ def tile(rows, columns, high, wide, H: tl.constexpr, G: tl.constexpr, W: tl.cons
 
 @triton.jit
 def loaded(x, row, column, row_stride, column_stride, inside, there, signs, LOG: tl.constexpr):
-    """Return the elements of a tile (H, G, W) as float32, rotated."""
+    """Return the elements of a tile (H, G, W) as float32, rotated if LOG > 0."""
     values = load(x + row * row_stride + column * column_stride, inside & (row < there))
     if LOG > 0:
         values = rotated(values, signs, LOG)
@@ -97,10 +97,10 @@ def loaded(x, row, column, row_stride, column_stride, inside, there, signs, LOG:
 
 @triton.jit
 def rounded(x, grid, stream, row_place, column, column_start, DRAWS: tl.constexpr, ALIGNED: tl.constexpr):
-    """Round a tile (H, G, W) to nearest, or by chance if DRAWS.
+    """Return a tile (H, G, W) rounded to nearest, or stochastically if DRAWS.
 
     The random number of an element is at ``row_place + column`` of the stream. ALIGNED: in each row of the tile these
-    places follow each other from ``column_start`` on, a multiple of 64, so that no number is drawn in vain.
+    places follow each other from ``column_start`` on, a multiple of 64, so that every drawn number is used.
     """
     if DRAWS:
         if ALIGNED:
@@ -123,9 +123,9 @@ def round_at_amax(
     RULE: tl.constexpr, OF: tl.constexpr, HAS_KNOWN: tl.constexpr, LOG: tl.constexpr, DRAWS: tl.constexpr,
     ALIGNED: tl.constexpr, H: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
-    """Round with one scale of ``all`` elements, of each ``row`` or of each ``column`` (OF), from its known amax.
+    """Round with one scale for ``all`` elements, each ``row`` or each ``column`` (OF), whose amax has been found.
 
-    amaxes: from `find_amax`, int32. scales: where the scales go.
+    amaxes: from `find_amax`, int32. scales: the tensor that gets the scales.
     """
     strip, part, row, _, column, inside = tile(rows, columns, H, 1, H, G, 1)
     values = loaded(x, row, column, row_stride, column_stride, inside, there, signs, LOG)
@@ -156,7 +156,8 @@ def round_groups(
 ):  # fmt: skip
     """Round with a scale for each group of ``high`` rows and ``wide`` columns: blocks, tiles, or short rows.
 
-    KEEPS: the scales stay on, and go to ``scales``; otherwise they are divided off again. ``known`` is of rows.
+    KEEPS: values stay scaled, and ``scales`` gets the scales; otherwise values are divided by their scale again.
+    known: one amax per row, or one for all rows.
     """
     strip, part, row, group, column, inside = tile(rows, columns, high, wide, H, G, W)
     values = loaded(x, row, column, row_stride, column_stride, inside, there, signs, LOG)
@@ -184,10 +185,10 @@ def round_two_level(
     PAIRS: tl.constexpr, RULE: tl.constexpr, HAS_KNOWN: tl.constexpr, LOG: tl.constexpr, DRAWS: tl.constexpr,
     ALIGNED: tl.constexpr, H: tl.constexpr, G: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
-    """Round with a scale for each group of ``high`` rows and ``wide`` columns, under one of the tensor, to ``scale``.
+    """Round with a scale for each group of ``high`` rows and ``wide`` columns; ``scale`` gets the tensor's scale.
 
-    amax: of all elements, from `find_amax`. PAIRS: the dimension along which two codes of E2M1 share a byte of y, and
-    the codes of the groups' scales go to ``blocks``; -1: y has values.
+    amax: of all elements, from `find_amax`. PAIRS: -1: y gets values. 0 or 1: a byte of y gets two codes of E2M1 that
+    are neighbours along this dimension, and ``blocks`` gets the codes of the groups' scales.
     """
     strip, part, row, group, column, inside = tile(rows, columns, high, wide, H, G, W)
     values = loaded(x, row, column, row_stride, column_stride, inside, there, signs, LOG)
@@ -233,7 +234,7 @@ def round_ms_eden(
     CLIP: tl.constexpr, ROOM: tl.constexpr, HAS_OVER: tl.constexpr, LOG: tl.constexpr, HIGH: tl.constexpr,
     G: tl.constexpr,
 ):  # fmt: skip
-    """Write `ms_eden_by_tensors` of x, divided by ``over`` if HAS_OVER and rotated, to ``y``, which is contiguous.
+    """Divide x by ``over`` if HAS_OVER, rotate it, and write its `ms_eden_by_tensors` to y, which is contiguous.
 
     A program has 2^LOG rows of G columns, in blocks of ``HIGH`` rows.
     """
@@ -267,7 +268,7 @@ def round_ms_eden(
 
 @triton.jit
 def sum_of_rows(x, LOG: tl.constexpr):
-    """Add up the rows of (G, 2^LOG) to (G, 1) in the order of `sums_of_blocks`: both halves, and so on.
+    """Return the sum of each row of x (G, 2^LOG), (G, 1), in the order of `sums_of_blocks`: both halves, and so on.
 
     Each half becomes the sum of both, so that the tensor does not shrink: otherwise the compiler has each thread
     compute everything that it adds.

@@ -1,7 +1,7 @@
-"""Start the Triton kernels that make operands on a GPU, and say when they do.
+"""Start the Triton kernels that make operands on a GPU, and decide when to use them.
 
-Nothing else of this package imports Triton. Where it is not installed, or a kernel cannot be compiled for a device, the
-tensor operations of `operand_definition` give the same bits.
+Only this module imports `gpu_kernels` and with it Triton. If Triton is not installed, or a kernel cannot be compiled
+for a device, the tensor operations of `operand_definition` give the same bits.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _failures: list[str] = []
 
 
 def takes_kernels(x: Tensor, dtype: torch.dtype, block: int, stochastic: bool = False) -> bool:
-    """Whether kernels make ``x`` an operand of ``dtype``; ``block`` is a `block_code`.
+    """Whether kernels quantize ``x`` to an operand of ``dtype``; ``block`` is a `block_code`.
 
-    In a compiled graph they do not round to nearest with one scale: the compiler finds the amax while it makes the
-    tensor, which saves reading it once.
+    A compiled graph uses no kernel to round to nearest with one scale: the compiler finds the amax while it makes the
+    tensor, which saves reading the tensor once.
     """
     high, wide = _group(block, 1)
     if x.device.type != DEVICE or x.dtype not in DTYPES or dtype not in DTYPES.union(FLOAT8.values(), [PACKED]):
@@ -58,7 +58,7 @@ def available() -> bool:
 
 
 def by_kernels(x: Tensor, run: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-    """Return ``run()``, which starts kernels on the device of ``x``; or ``otherwise()`` if one fails or has failed."""
+    """Return ``run()``, which starts kernels on the device of ``x``; ``otherwise()`` after any failure of a kernel."""
     if x.numel() > 0 and not _failures:
         try:
             with torch.cuda.device_of(x):
@@ -80,8 +80,8 @@ def quantize_on_gpu(
     Args:
         x: (n, k), float32 or bfloat16.
         signs: x is first rotated by these; None or empty: not rotated.
-        values: where the values go, with the rows that a rotation fills up. May be x if it is not rotated.
-        blocks: where the codes of block scales go, if values are `PACKED`; otherwise None or empty.
+        values: the tensor that gets the values, with the rows that a rotation adds. May be x if it is not rotated.
+        blocks: the tensor that gets the codes of block scales, if values are `PACKED`; otherwise None or empty.
         constants, first, block, dim, rule: as in `quantize_by_tensors`.
         amaxes: empty, or the amax that sets the scale (one, or one per row), used where it is positive.
         streams: empty, or random numbers for stochastic rounding.
@@ -143,7 +143,7 @@ def _quantize(
         "ALIGNED": wide == W and all(length % places == 0 for length in (G * W, first, k if n > 1 else 0)),
         "H": H, "G": G, "num_warps": _warps(H * G * W), "enable_fp_fusion": False,
     }  # fmt: skip
-    # Kernels take a pointer for each argument, but read no known, signs or stream unless there is one.
+    # Kernels need a pointer for each argument; they do not read the one that stands for None.
     known, signs, stream = (scale if t is None else t for t in (known, signs, stream))
     known_step = int(known.numel() > 1)
     tensors, programs = (_as_bits(x), _as_bits(values), constants), (_programs(n, k, high, G * wide),)
@@ -170,7 +170,7 @@ def ms_eden_into(
     x: Tensor, over: Tensor | None, signs: Tensor, values: Tensor, constants: Tensor, stream: Tensor, first: int,
     block: int, clip: float, room: float,
 ) -> Tensor:  # fmt: skip
-    """Write the values of `ms_eden_by_tensors` of ``x``, divided by ``over`` and rotated, and return its scale."""
+    """Divide ``x`` by ``over``, rotate it, write its `ms_eden_by_tensors` to ``values`` and return the scale."""
     from altgrad.numerics import gpu_kernels as kernels
 
     scale_constants(constants)  # raises where they are missing
@@ -186,13 +186,13 @@ def ms_eden_into(
 
 
 def _amaxes(x: Tensor, count: int, of: str, known: Tensor | None, over: Tensor | None, signs: Tensor | None) -> Tensor:
-    """Return the ``count`` largest magnitudes of `find_amax`, as int32."""
+    """Return the ``count`` largest magnitudes that `find_amax` finds, as int32 bits."""
     from altgrad.numerics import gpu_kernels as kernels
 
     found = torch.zeros(count, dtype=torch.int32, device=x.device)
     turned = 1 if signs is None else signs.numel()
     (n, k), (H, G) = x.shape, _tile(x, x.shape, x, turned)
-    pointers = (found if t is None else t for t in (known, over, signs))  # which are not read without
+    pointers = (found if t is None else t for t in (known, over, signs))  # kernels do not read `found` in place of None
     kernels.find_amax[(_programs(n, k, H, G),)](
         _as_bits(x), *pointers, found, n, k, *x.stride(), OF=of, HAS_KNOWN=of == "all" and known is not None,
         HAS_OVER=over is not None, LOG=turned.bit_length() - 1, H=H, G=G, num_warps=_warps(H * G),
@@ -202,7 +202,7 @@ def _amaxes(x: Tensor, count: int, of: str, known: Tensor | None, over: Tensor |
 
 
 def _as_bits(t: Tensor) -> Tensor:
-    """Return ``t`` as kernels have it: bfloat16 as int16, float8 as bytes."""
+    """Return a view of ``t`` that kernels take: bfloat16 as int16, float8 as bytes."""
     return t if t.dtype == torch.float32 else t.view(torch.int16 if t.dtype == torch.bfloat16 else torch.uint8)
 
 
@@ -211,7 +211,7 @@ def _warps(elements: int) -> int:
 
 
 def _rotates_in_tiles(block: int, dim: int, size: int) -> bool:
-    """Whether a program has all of the ``size`` rows that are rotated together."""
+    """Whether a tile has all of the ``size`` rows that are rotated together, so that a kernel can rotate them."""
     high, _ = _group(block, dim)
     if block in (ONE_SCALE, ROWS):
         return dim == 0 or block == ONE_SCALE
@@ -219,7 +219,7 @@ def _rotates_in_tiles(block: int, dim: int, size: int) -> bool:
 
 
 def _tile(x: Tensor, shape: torch.Size, y: Tensor, rows: int) -> tuple[int, int]:
-    """Return rows and columns of a tile, long where neighbours lie in memory, of ``rows`` and more."""
+    """Return (rows, columns) of a tile: long where memory is contiguous, and at least ``rows`` high."""
     (n, k), along_rows = shape, x.stride(0) >= x.stride(1)
     wide = TILE if n == 1 else 512 if along_rows else 32
     if along_rows != (y.stride(0) >= y.stride(1)):
@@ -229,7 +229,7 @@ def _tile(x: Tensor, shape: torch.Size, y: Tensor, rows: int) -> tuple[int, int]
 
 
 def _group(block: int, dim: int) -> tuple[int, int]:
-    """Return rows and columns of a block or tile; otherwise of one element."""
+    """Return (rows, columns) of a block or tile; (1, 1) for other block codes."""
     if block < ROWS:
         return -block, -block
     length = max(block, 1)
@@ -237,7 +237,7 @@ def _group(block: int, dim: int) -> tuple[int, int]:
 
 
 def _padded(length: int) -> int:
-    """Return the next power of two."""
+    """Return the smallest power of two that is not below ``length``."""
     return 1 << (length - 1).bit_length()
 
 

@@ -1,14 +1,14 @@
-"""Build and load the C++ loops for CPUs, of this package and of others.
+"""Build and load the C++ loops for CPUs, of this package and of other packages.
 
 A library is compiled once per machine, by the compiler that `torch.compile` needs too. On one core of an AMD EPYC
 `kernels.cpp` and `block_scales.cpp` take 12 and 14 s, the other sources 7 s each. The library goes where
 `torch.compile` keeps its kernels: ``TORCHINDUCTOR_CACHE_DIR``, else the user's cache. A source uses torch's stable C++
-interface alone, so no part of torch is compiled along. It includes ``definitions.h``, which is generated from Python's
-own numbers.
+interface alone, so no part of torch is compiled along. Each source includes ``definitions.h``, which this module
+generates from Python's constants.
 
-The file's name is a digest of everything that the result depends on. The file appears under that name when it is
-complete: processes that build at the same time do the work twice and do not disturb each other. Where a library
-cannot be built, the operators compute the same bits with tensor operations.
+A library's file name is a digest of its sources, definitions, flags, compiler, torch version and processor. The file
+appears when it is complete, so processes that build at the same time do not disturb each other. If a library cannot be
+built, the operators compute the same bits with tensor operations.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from altgrad.numerics.compile_utils import constant_in_graphs
 
 HEADERS = Path(__file__).with_name("cpu")
 SOURCES = (HEADERS / "kernels.cpp", HEADERS / "block_scales.cpp")
-# Each operation rounds by itself, and none needs to raise a flag or errno.
+# Each operation rounds by itself: no fused multiply-adds. None needs to raise a flag or errno.
 FLAGS = ("-O3", "-std=c++20", "-fPIC", "-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno")
-# Names the processor to compile for, as GCC's -march does; without it that is this machine's. torch 2.13 reads it too,
-# so that loops and graphs have the same instructions; 2.11 compiles its graphs for this machine.
+# This variable names the processor to compile for, as GCC's -march does; unset means this machine's. torch 2.13 reads
+# it too, so that loops and graphs have the same instructions; 2.11 compiles its graphs for this machine.
 MARCH = "TORCHINDUCTOR_CPP_MARCH"
 
 
 # --- C++ definitions made of Python's names and numbers --------------------------------------------------------------
-# Each lives in a namespace, in which ``kLr`` stands for ``LR`` or ``"lr"``.
+# A C++ constant lives in a namespace and is called ``kNanCode`` for Python's ``NAN_CODE`` or ``"nan_code"``.
 
 
 def enumeration(scope: str, names: Iterable[str]) -> str:
@@ -51,7 +51,7 @@ def enumeration(scope: str, names: Iterable[str]) -> str:
 
 
 def numbers(scope: str, values: dict[str, int | float]) -> str:
-    """Return C++ constants in namespace ``scope``: int as 32 bits without sign, float as float, exactly."""
+    """Return C++ constants in namespace ``scope``: an int as 32-bit ``unsigned``, a float as exact ``float``."""
     lines = [
         f"constexpr float {_constant(name)} = {value.hex()}f;"
         if isinstance(value, float)
@@ -62,7 +62,7 @@ def numbers(scope: str, values: dict[str, int | float]) -> str:
 
 
 def of_module(scope: str, module: ModuleType, names: str) -> str:
-    """Return the constants of ``module`` with these names, separated by spaces, as `numbers` does."""
+    """Return `numbers` of the constants of ``module`` that ``names`` lists, such as ``"MAX ULPS"``."""
     return numbers(scope, {name: getattr(module, name) for name in names.split()})
 
 
@@ -93,9 +93,9 @@ def available() -> bool:
 
 @cache
 def load(*sources: Path, definitions: str = "") -> str | None:
-    """Build one library of ``sources`` and load it. Return None, or the reason why that failed, after a warning.
+    """Build one library from ``sources`` and load it. Return None; after a failure warn and return the reason.
 
-    ``definitions``: C++ for ``definitions.h``, after that of this package.
+    ``definitions``: C++ text that ``definitions.h`` has behind the definitions of this package.
     """
     try:
         torch.ops.load_library(str(_library(sources, NUMERICS + definitions)))
@@ -107,10 +107,10 @@ def load(*sources: Path, definitions: str = "") -> str | None:
 
 
 def _library(sources: Sequence[Path], definitions: str) -> Path:
-    """Return the library of ``sources``, building it unless it is there as it was built."""
+    """Return the path of the library; build it if the file is missing or differs from its checksum."""
     path = _path(sources, definitions)
     checksum = path.with_suffix(".sha256")
-    # With a bit flipped a library may load, and compute something else.
+    # A library with a flipped bit may still load and compute wrong results.
     if not (path.exists() and checksum.exists() and checksum.read_text() == _sha256(path)):
         _build(sources, definitions, path, checksum)
     return path
@@ -178,7 +178,7 @@ def processor_flags(machine: str, system: str, march: str) -> list[str]:
     Args:
         machine: `platform.machine()`.
         system: `platform.system()`.
-        march: an architecture by the name that -march has for it, or ``native``, this machine's.
+        march: an architecture as -march names it, or ``native`` for this machine's.
     """
     if machine in ("x86_64", "AMD64"):
         return [f"-march={march}", "-mprefer-vector-width=512"]
@@ -189,6 +189,6 @@ def processor_flags(machine: str, system: str, march: str) -> list[str]:
 
 
 def processor() -> str:
-    """Return the kind of processor that is compiled for: this machine's, behind the name in ``MARCH`` if any."""
+    """Return a text that identifies the target: this machine's processor features, after the name in `MARCH`."""
     this_machine = processor_line("flags", "Features")
     return this_machine if _march() == "native" else f"{_march()} on {this_machine}"

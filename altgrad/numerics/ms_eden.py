@@ -9,10 +9,10 @@ rounded to nearest in two-level blocks whose largest magnitude may saturate:
     c   = sum z^2 / sum z q           with z = x (s / d_b), over the 128 neighbours
     d_b' = round(c d_b)               in the scales' format, stochastically
 
-A product takes q d_b' and is divided by s. The factor c lengthens q so that its projection on z is z (EDEN, Vargaftik
-et al. 2022, arXiv:2108.08842). The rest of the error is orthogonal to z, so it is zero on average over rotations in all
-directions, which random signs and the Hadamard matrix approximate. m leaves room for c. Elements rounded to nearest
-have smaller errors than stochastically rounded ones.
+An operand's values are q d_b', and the product is divided by s. The factor c lengthens q so that its projection on z is
+z (EDEN, Vargaftik et al. 2022, arXiv:2108.08842). The rest of the error is orthogonal to z, so it is zero on average
+over rotations in all directions, which random signs and the Hadamard matrix approximate. m leaves room for c. Elements
+rounded to nearest have smaller errors than stochastically rounded ones.
 
 Measured on normal numbers, 2,000 draws: in E2M1 the mean square error is 0.0098 of the square, 0.52 of that of
 stochastic rounding, and no bias is seen. In E3M0 and E2M3 it is 0.50 and 0.94 of that, with squared biases of 0.03 %
@@ -43,11 +43,11 @@ from altgrad.numerics.two_level import block_scales, element_scale, power_below,
 SIZE = 128  # elements that are rotated, and lengthened, together
 CLIP = 17 / 16 * 0.93  # the format's largest value over the target of the largest magnitude
 ROOM = 255.99 / 256
-_PLACES = 1 << 31  # of a stream for each tensor's scales; the signs come after all of these
+_PLACES = 1 << 31  # places of a stream for each tensor's scales; the signs lie behind four of these
 
 
 def random_signs(stream: Tensor, product: int) -> Tensor:
-    """Return the signs, float32 (128,), of the ``product``-th rotation of a stream, 0 or 1."""
+    """Return 128 signs from ``stream``, float32 1 or -1, for the rotation of ``product``, which is 0 or 1."""
     first = 2 * 2 * _PLACES + product * SIZE
     if has_loops(stream):  # one operator in a graph, where Philox is a hundred
         signs: Tensor = torch.ops.altgrad.random_signs(stream, first, SIZE)
@@ -66,22 +66,22 @@ def ms_eden_pair(
     dtype: torch.dtype,
     over: Tensor | None = None,
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Return the operands of ``a.T @ b``, values and scale of each.
+    """Return the operands of ``a.T @ b``: the pair (values, scale) of ``a`` and that of ``b``.
 
-    The product of both values, divided by both scales, is ``a.T @ b`` on average.
+    The product ``a_values.T @ b_values``, divided by both scales, is ``a.T @ b`` on average.
 
     Args:
         a: (n, m), float32 or bfloat16.
         b: (n, k), float32 or bfloat16.
-        constants: of the elements and of the block scales, from `format_constants`.
+        constants: the formats of the elements and of the block scales, from `format_constants`.
         stream: random numbers, int64 (3,), as `philox.uniform` takes them.
         product: 0 or 1: which of the stream's rotations to use.
         block: elements per scale, a divisor of 128.
         dtype: dtype of the values, which must hold every product of a value and a scale.
-        over: None, or float32 that b is divided by first: the scale of b if b is already quantized.
+        over: None, or a float32 divisor of b: the scale of b if b is already quantized.
 
     Returns:
-        For each, values with the rows that fill the last 128, and a 0-d float32 scale.
+        For each, values whose rows are filled up to a multiple of 128, and a 0-d float32 scale.
     """
     signs = random_signs(stream, product)
     found = []
@@ -96,7 +96,7 @@ def rotated_ms_eden(
     x: Tensor, over: Tensor | None, signs: Tensor, constants: Tensor, stream: Tensor, first: int, block: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return `ms_eden` of ``x``, divided by ``over`` if given and rotated by ``signs``."""
+    """Divide ``x`` by ``over`` unless it is None, rotate it by ``signs``, and return its `ms_eden`."""
     if not launch.takes_kernels(x, dtype, block) or (over is not None and over.ndim > 0):
         x = x if over is None else x.float() / over
         return ms_eden(rotate_rows(x, signs), constants, stream, first, block, dtype)
@@ -128,10 +128,10 @@ torch.library.impl("altgrad::rotated_ms_eden_into", "CUDA")(_rotated_into)
 def ms_eden(
     x: Tensor, constants: Tensor, stream: Tensor, first: int, block: int = 16, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, Tensor]:
-    """Return ``q d_b'`` in ``dtype``, and s, of a rotated ``x`` (n, k) with n a multiple of 128.
+    """Return (values, scale) of ``x`` (n, k), which is already rotated: ``q d_b'`` in ``dtype``, and s (0-d float32).
 
-    Blocks lie along columns. ``first``: place in ``stream`` of the first block's random number; blocks are in the order
-    of `amax`.
+    n is a multiple of 128. A block is ``block`` neighbouring rows of one column. ``first``: place in ``stream`` of the
+    first block's random number; the other blocks follow in the order of `amax`.
     """
     if not has_loops(x) or x.dtype not in (torch.float32, torch.bfloat16):
         values, scale = ms_eden_by_tensors(x, constants, stream, first, block)
@@ -143,7 +143,7 @@ def ms_eden(
 def ms_eden_by_tensors(
     x: Tensor, constants: Tensor, stream: Tensor, first: int, block: int = 16
 ) -> tuple[Tensor, Tensor]:
-    """Define `ms_eden`, in float32."""
+    """Define `ms_eden` in tensor operations; values are float32."""
     own = scale_constants(constants)
     target = constants[TARGET].double() / CLIP
     largest = amax(x, granularity="block", block=block, dim=0)

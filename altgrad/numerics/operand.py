@@ -3,9 +3,9 @@
 `quantize_operands` is what a training step does with every weight, input and gradient. `operand_definition` defines it
 in tensor operations. A GPU has Triton kernels that do the same in one pass or two (`gpu_launch`). A CPU has C++ loops:
 amax, scale and rounding together take 0.06 ns per element, where compiled tensor operations take 0.3 ns for rounding
-alone. Loops can overwrite their tensors, so no second buffer drops out of the cache: in a step of `nano`, the head's
-gradient takes 0.6 ms instead of 4.6. They take several tensors per call, since a call costs as much as 50 thousand
-elements, and they update amax histories, which would otherwise be dozens of small kernels.
+alone. Loops can overwrite their input, so no second buffer needs the cache: in a step of `nano`, the head's gradient
+takes 0.6 ms instead of 4.6. One call takes several tensors, since a call costs as much as 50 thousand elements. Loops
+also update amax histories, which would otherwise take dozens of small kernels.
 
 `encode_operand` and `decode_operand` keep an operand between the forward and the backward pass in one byte per element.
 """
@@ -39,7 +39,7 @@ from altgrad.numerics.scaling import amax, amax_from_history, scale_rule, scalin
 
 
 class Quantized(NamedTuple):
-    """An operand: values and the scale that they are still multiplied with, None if there is none."""
+    """An operand: ``values`` still contain the factor ``scale``; None if they are in the unit of the tensor."""
 
     values: Tensor
     scale: Tensor | None
@@ -72,47 +72,47 @@ def quantize_operands(
     in_memory: bool = False,
     rotate: bool = False,
 ) -> list[Quantized]:
-    """Return ``round(x * scale)``, unscaled, and the scale of each tensor, for a product that sums over ``dim``.
+    """Quantize tensors for a matrix product that sums over ``dim``: return ``round(x * scale)`` and ``scale`` of each.
 
-    No gradient flows; `quantize_operand` has one.
+    No gradient flows; `quantize_operand` has a gradient.
 
     Args:
         xs: each (n, k), float tensors on one device; float64 is rounded to float32 first.
         constants: the format of each, from `format_constants`; ``dtype`` must hold its values.
-        histories: amax of earlier steps for each tensor, float32 (length, ...), newest first and 0 for a step that has
-            not been. They set the one scale of the tensor, the tensor's scale of two levels, or the scales of rows
-            (entries shaped as `amax` returns them). A tensor's own amax sets the scale if its history is all 0 or not
-            given, and if the own amax is not finite, which makes all values NaN.
-        streams: random numbers for each tensor, int64 (3,), as `philox.uniform` takes them: values are rounded
-            stochastically, and right on average. Empty: to nearest even.
+        histories: amax of earlier steps for each tensor, float32 (length, ...), newest first, 0 for a step that has not
+            happened. A history sets the one scale of the tensor, the tensor's scale of two levels, or the scales of
+            rows (entries shaped as `amax` returns them). The tensor's own amax sets the scale if the history is all 0
+            or ``histories`` is empty. An own amax of Inf or NaN always does, which makes all values NaN.
+        streams: random numbers for each tensor, int64 (3,), as `philox.uniform` takes them, for stochastic rounding.
+            Empty: values are rounded to nearest even.
         method: ``max`` or ``most-recent``, as in `amax_from_history`.
-        learns: which amax of the tensors the histories take up, in place: ``nothing``, that of ``each`` step, or only
-            the ``first``. An amax that is Inf or NaN is never taken up. For tensors with one scale.
+        learns: which amax of its tensor a history stores, in place: ``nothing``, the one of ``each`` step, or only the
+            ``first``. A history never stores Inf or NaN. Only for tensors with one scale.
         granularity: ``tensor``, ``row`` (a scale per index outside the sum), ``block`` (one per ``block`` neighbours
             along the sum) or ``tile`` (one per ``block`` x ``block`` elements, the same for either ``dim``).
-            Scales of blocks and tiles are divided off again: exactly if they are ``E8M0``, with one more rounding if
-            ``float32``. Under one scale of the tensor (`two_level`) the values keep their block scales, and ``dtype``
-            must hold the products. A ``dtype`` of float8 holds no such products: block scales of one level are returned
-            beside it; those of two levels go with float4_e2m1fn_x2.
+            Values of blocks and tiles are divided by their scale again: exactly if it is ``E8M0``, with one more
+            rounding if ``float32``. Values of two levels (`two_level`) are multiplied by their block scale, and
+            ``dtype`` must hold these products. float8 cannot hold them: it takes one level only, and block scales
+            are returned beside the values. Two levels can take float4_e2m1fn_x2.
         block: elements per block, or per side of a tile.
-        dim: 0 or 1.
-        scale_format: ``float32``, ``E8M0`` for powers of two, or for blocks and tiles the format whose constants follow
-            the tensor's own.
-        scale_rounding: to a power of two, as in `compute_scale`; ``4/6`` for two levels.
+        dim: the dimension that the product sums over, 0 or 1.
+        scale_format: ``float32``, ``E8M0`` for powers of two, or for blocks and tiles another format, whose constants
+            ``constants`` hold too.
+        scale_rounding: how to round to a power of two, as in `compute_scale`; ``4/6`` for two levels.
         dtype: dtype of the values. float8 for E4M3 and E5M2; a kernel stores it by columns if ``dim`` is 0.
             float4_e2m1fn_x2 for E2M1 with two-level scales in E4M3, blocks or tiles of 16.
-        overwrite: write the values over ``x`` if it is the only tensor and has their dtype; without loops or kernels,
-            nothing changes.
-        first: place in its ``stream`` of a tensor's first element, for a part of a tensor.
-        in_memory: the tensors are inputs of a compiled graph, such as weights, which it need not store first.
+        overwrite: write the values over ``x`` if it is the only tensor and has their dtype. Without loops or kernels
+            ``x`` stays as it is.
+        first: place of a tensor's first element in its stream; not 0 for a part of a tensor.
+        in_memory: True if the tensors are inputs of a compiled graph, such as weights: the graph does not store them.
         rotate: first rotate each tensor as `rotate_rows` does.
 
     Returns:
-        ``values`` (n, k), with the rows that fill the last 16 if rotated, and ``scale`` float32: 0-d, (n, 1) or
-        (1, k); for blocks and tiles of one level None, or in float8 one per block, shaped as `amax` returns them.
-        In float4_e2m1fn_x2 it is a `Packed`: ``values`` are uint8 (n, k / 2) or (n / 2, k), two neighbours along the
-        sum per byte, the first in its lower bits, filled up to whole blocks, and by columns in memory if ``dim`` is 0;
-        ``blocks`` are E4M3 codes as uint8, one per block.
+        For each tensor ``values`` (n, k), with rows filled up to a multiple of 16 if rotated, and ``scale`` float32:
+        0-d, (n, 1) or (1, k). For blocks and tiles of one level ``scale`` is None, or in float8 one per block, shaped
+        as `amax` returns them. In float4_e2m1fn_x2 the result is a `Packed`: ``values`` are uint8 (n, k / 2) or
+        (n / 2, k). A byte has two neighbours along the sum, the first in its lower bits. Values are filled up to whole
+        blocks, and lie by columns in memory if ``dim`` is 0. ``blocks`` are E4M3 codes as uint8, one per block.
     """
     xs = list(map(_read_by_loops, xs))
     block = block_code(granularity, block)
@@ -121,16 +121,16 @@ def quantize_operands(
     if rotate and not by_kernels:
         xs, rotate, overwrite = list(map(rotate_rows, xs)), False, True
     codes = has_codes(block, dtype)
-    # Loops and tensor operations have bfloat16 cast to float8 at the end, unless block scales go with it.
+    # Loops and tensor operations make bfloat16, cast to float8 at the end, unless block scales are returned beside it.
     made_in = torch.bfloat16 if dtype.itemsize == 1 and not (by_kernels or codes) else dtype
     how: dict[str, Any] = {"block": block, "dim": dim, "rule": rule, "dtype": made_in, "first": first}
     rows_by_history = len(histories) > 0 and block == ROWS
-    if all(map(has_loops, xs)) and not (rows_by_history or codes):  # neither of which a loop knows
+    if all(map(has_loops, xs)) and not (rows_by_history or codes):  # loops support neither
         how |= {"method": method, "learns": learns, "overwrite": overwrite}
         operands: list[tuple[Tensor, ...]] = [*quantize_by_operators(xs, constants, histories, streams, **how)]
     else:
         operands = []
-        # In a graph the compiler finds the amax while it makes the tensor, so that no kernel has to read it for that.
+        # In a graph the compiler finds the amax while it makes the tensor, which saves a kernel that reads the tensor.
         one_amax = rule >= TWO_LEVEL or block == ONE_SCALE
         finds = by_kernels and one_amax and not (rotate or in_memory or histories) and torch.compiler.is_compiling()
         for i, x in enumerate(xs):
@@ -179,12 +179,12 @@ def quantize_operand(
 
 
 def _read_by_loops(x: Tensor) -> Tensor:
-    """Return ``x`` in a dtype that loops and kernels read."""
+    """Return ``x`` as it is if float32 or bfloat16, which loops and kernels read, else as float32."""
     return x if x.dtype in (torch.float32, torch.bfloat16) else x.float()
 
 
 def rotate_rows(x: Tensor, signs: Tensor | None = None) -> Tensor:
-    """Apply the random Hadamard transform to each 16 neighbouring rows of ``x`` (n, k), float32 or bfloat16: float32.
+    """Return the random Hadamard transform of each 16 neighbouring rows of ``x`` (n, k), as float32.
 
         y = H S x / 4
 
@@ -195,22 +195,22 @@ def rotate_rows(x: Tensor, signs: Tensor | None = None) -> Tensor:
     Sums are of two float32 each, in one order everywhere, so every machine has the same bits.
 
     Args:
-        x: rows that are missing from the last 16 count as zeros and are added to the result.
-        signs: float32, as many as the rows that are rotated together, a power of two up to 128. Default: the 16 signs
-            of Transformer Engine and torchao, the same for all layers and steps. The factor of 128 rows is an eighth,
-            so the result is longer than ``x`` by the root of two.
+        x: float32 or bfloat16. Rows of zeros fill it up to a multiple of 16; the result has these rows too.
+        signs: float32, one per row that is rotated together, a power of two up to 128. Default: the 16 signs of
+            Transformer Engine and torchao, the same for all layers and steps. With 128 signs the factor is 1/8 in
+            place of 1/4, and the result is longer than ``x`` by the root of two.
     """
     signs = signs_on(x.device) if signs is None else signs
     return torch.ops.altgrad.rotate_rows(x, signs) if has_loops(x) else rotate_by_tensors(x, signs)
 
 
 def signs_on(device: torch.device) -> Tensor:
-    """Return the signs of all layers and steps on ``device``, float32 (16,)."""
+    """Return the default signs of `rotate_rows` on ``device``, float32 (16,)."""
     return sent(torch.tensor(HADAMARD_SIGNS, dtype=torch.float32), device)
 
 
 def owned(x: Tensor) -> tuple[Tensor, bool]:
-    """Return ``x`` for `quantize_operands`, and whether it may be overwritten: in a compiled step a copy may.
+    """Return (tensor, overwrite) for `quantize_operands`: (copy of ``x``, True) in a graph with loops, else (x, False).
 
     The copy costs nothing if ``x`` has no other reader: the operation that makes ``x`` then writes the copy instead.
     """
@@ -222,14 +222,14 @@ def owned(x: Tensor) -> tuple[Tensor, bool]:
 def encode_operand(values: Tensor, constants: Tensor) -> Tensor:
     """Return codes, uint8 of the same shape, of values of a format of at most 8 bits.
 
-    Bit 7 is the sign and the other bits are the magnitude of the rung. -0 becomes 0, whose sign a product shows only in
-    the sign of a zero. The code of -0 stands for NaN, which not every format has.
+    Bit 7 is the sign and the other bits are the magnitude of the rung. -0 becomes 0, which changes a product at most in
+    the sign of a zero. The code of -0, 0x80, means NaN, since not every format has a code for NaN.
     """
     encode = torch.ops.altgrad.encode_operand if has_loops(values) else encode_by_tensors
     return encode(values, constants)
 
 
 def decode_operand(codes: Tensor, constants: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Return the values that `encode_operand` was given."""
+    """Return the values of codes from `encode_operand`, in ``dtype``."""
     decode = torch.ops.altgrad.decode_operand if has_loops(codes) else decode_by_tensors
     return decode(codes, constants, dtype)

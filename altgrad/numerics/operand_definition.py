@@ -1,6 +1,6 @@
 """The definition of an operand, in tensor operations. C++ loops and Triton kernels agree with it to the bit.
 
-It also runs where there are neither, and in compiled graphs on a GPU, where the compiler fuses it with others.
+These operations also run without loops and kernels, and in graphs on a GPU, where the compiler fuses them with others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ONE_SCALE, ROWS = 0, -1  # block codes of one scale per tensor and per row
 
 
 def block_code(granularity: str, block: int) -> int:
-    """Return `ONE_SCALE`, `ROWS`, the elements per block, or for tiles the side's length (2 or more), negative."""
+    """Return `ONE_SCALE` for ``tensor``, `ROWS` for ``row``, ``block`` for blocks, ``-block`` for tiles."""
     if granularity == "tile" and block < 2:
         raise ValueError(f"block: expected 2 or more for tiles, got {block}")
     return {"tensor": ONE_SCALE, "row": ROWS, "tile": -block}.get(granularity, block)
@@ -40,12 +40,12 @@ def of_block_code(code: int) -> dict[str, Any]:
 
 
 def has_codes(block: int, dtype: torch.dtype) -> bool:
-    """Whether an operand of ``dtype`` consists of codes with the scales of blocks or tiles beside them."""
+    """Whether an operand of ``dtype`` has codes as values, and the scales of blocks or tiles beside them."""
     return block not in (ONE_SCALE, ROWS) and dtype in (*FLOAT8.values(), PACKED)
 
 
 def has_scale(block: int, rule: int, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether an operand has a scale that the product applies: all do, except blocks of one level without codes."""
+    """Whether the product has to apply a scale of the operand: always, except for one-level blocks without codes."""
     return block in (ONE_SCALE, ROWS) or rule >= TWO_LEVEL or has_codes(block, dtype)
 
 
@@ -80,7 +80,7 @@ def operand_scale(
 ) -> Tensor:  # fmt: skip
     """Return the scale that `quantize_operand` multiplies ``x`` with, float32, broadcastable to ``x``.
 
-    Of two levels it is both in one.
+    For two levels the result is ``s / d_b`` of `two_level`.
     """
     rule = scale_rule(scale_format, scale_rounding, granularity)
     options: dict[str, Any] = {"granularity": granularity, "block": block, "dim": dim}
@@ -110,10 +110,11 @@ def quantize_by_tensors(
     Args:
         x: (n, k), float32 or bfloat16.
         constants: the format, from `format_constants`.
-        remembered: the amax that sets the scale if it is positive and that of ``x`` is finite.
+        remembered: the amax that sets the scale if it is positive and ``x`` is finite. Otherwise, or if None, the amax
+            of ``x`` does.
         block, dim, rule: a `block_code`, the dimension of the sum, and a `scale_rule`.
-        dtype: of the values. In float8, blocks and tiles keep their scales, which are returned.
-        stream, first: random numbers from place ``first`` on, for stochastic rounding; None: to nearest even.
+        dtype: dtype of the values. In float8 the values of blocks and tiles are not divided by their scales again.
+        stream, first: random numbers for stochastic rounding, from place ``first`` on; None: to nearest even.
     """
     options = of_block_code(block) | {"dim": dim}
     if rule >= TWO_LEVEL:
@@ -130,7 +131,7 @@ def quantize_by_tensors(
     values = _rounded(x.float() * scale, constants, stream, first)
     if has_scale(block, rule, dtype):
         return values.to(dtype), scales
-    if rule == FLOAT32_RULE:  # in float64, whose quotient is not rounded twice, whatever divides in float32
+    if rule == FLOAT32_RULE:  # in float64, so that the quotient has the same bits on every device
         return (values.double() / scale.double()).to(torch.float32).to(dtype), x.new_empty(0, dtype=torch.float32)
     return (values / scale).to(dtype), x.new_empty(0, dtype=torch.float32)
 
@@ -157,7 +158,7 @@ def filled_up(rows: int, size: int) -> int:
 
 
 def rotate_by_tensors(x: Tensor, signs: Tensor) -> Tensor:
-    """Define `operand.rotate_rows`."""
+    """Define `operand.rotate_rows` in tensor operations."""
     size = signs.shape[0]
     padded = torch.nn.functional.pad(x.float(), (0, 0, 0, -x.shape[0] % size))
     y = padded.unflatten(0, (-1, size)) * signs.unsqueeze(-1)
@@ -171,8 +172,8 @@ def rotate_by_tensors(x: Tensor, signs: Tensor) -> Tensor:
 
 
 def learn(history: Tensor, largest: Tensor, learns: str) -> None:
-    """Put ``largest`` into a history of amax values, in place, as ``learns`` of `quantize_operands` says."""
-    history = history.data  # a layer that is called twice learns in its second call's backward pass before its first's
+    """Store ``largest`` in ``history``, in place, as ``learns`` of `quantize_operands` says."""
+    history = history.data  # if a layer is called twice, the backward pass of its second call stores first
     if learns == "each":
         history.copy_(update_amax_history(history, largest))
     elif learns == "first":
@@ -180,7 +181,7 @@ def learn(history: Tensor, largest: Tensor, learns: str) -> None:
 
 
 def _first_normal_code(constants: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the shift of float32 bits that gives a code, and the offset to subtract: int32, 0-d."""
+    """Return (shift, offset), int32 0-d: a normal value's code is its float32 bits >> shift, less the offset."""
     shift = _exponent(constants[ULPS])  # 23 - M
     emin = _exponent(constants[SPACING]) + 23 - shift
     return shift, (emin + 126) << (23 - shift)
@@ -191,7 +192,7 @@ def _exponent(power_of_two: Tensor) -> Tensor:
 
 
 def encode_by_tensors(values: Tensor, constants: Tensor) -> Tensor:
-    """Define `encode_operand`."""
+    """Define `encode_operand` in tensor operations."""
     shift, offset = _first_normal_code(constants)
     magnitude = values.float().abs()
     normal = (magnitude.view(torch.int32) >> shift) - offset
@@ -203,7 +204,7 @@ def encode_by_tensors(values: Tensor, constants: Tensor) -> Tensor:
 
 
 def decode_by_tensors(codes: Tensor, constants: Tensor, dtype: torch.dtype) -> Tensor:
-    """Define `decode_operand`."""
+    """Define `decode_operand` in tensor operations."""
     shift, offset = _first_normal_code(constants)
     code = codes.int()
     magnitude = code & 0x7F

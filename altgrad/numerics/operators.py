@@ -3,7 +3,7 @@
 torch's dispatcher chooses by device. This module declares the operators, says what they return to the compiler, to
 autograd and to vmap, and calls them. Arguments are numbers, tensors and lists of tensors alone: torch 2.13 leaks a
 string or an optional tensor at each call of a stable operator. So granularity and block are one number, a `block_code`,
-and what may be absent is a list: ``histories`` and ``streams`` are empty or have an entry per tensor.
+and optional tensors are lists: ``histories`` and ``streams`` are empty or have an entry per tensor.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def quantize_by_operators(
     xs: Sequence[Tensor], constants: Sequence[Tensor], histories: Sequence[Tensor], streams: Sequence[Tensor],
     *, method: str, learns: str, block: int, dim: int, rule: int, dtype: torch.dtype, first: int, overwrite: bool,
 ) -> list[tuple[Tensor, Tensor]]:  # fmt: skip
-    """Return values and scale of each tensor as `quantize_operands` does, all in one call of an operator.
+    """Return (values, scale) of each tensor as `quantize_operands` does, with one operator call for all tensors.
 
-    Several tensors must be on a CPU. On a GPU a history holds the amax that sets the scale, and learns nothing.
+    A GPU takes one tensor. Its history holds the amax that sets the scale, and is not updated.
     """
     if rule >= TWO_LEVEL:
         list(map(scale_constants, constants))  # raises where they are missing
@@ -79,7 +79,7 @@ def quantize_by_operators(
         shapes = [scale_shape(x, block, dim, rule) for x in xs]
         parts = scales.split([math.prod(shape) for shape in shapes])
         return [(values, part.view(shape)) for values, part, shape in zip(each, parts, shapes, strict=True)]
-    (x,) = xs  # by itself it takes 2 us less than in a list
+    (x,) = xs  # a tensor by itself takes 2 us less than a list of one
     if overwrite and x.dtype == dtype and x.is_contiguous():
         return [(x, operators.quantize_in_place(x, *constants, *how))]
     values = _new_values(x, dtype, dim)
@@ -97,10 +97,10 @@ def quantize_by_operator(
     x: Tensor, constants: Tensor, known: Tensor | None, block: int, dim: int, rule: int, dtype: torch.dtype,
     stream: Tensor | None = None, first: int = 0, overwrite: bool = False, signs: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Return what `quantize_by_tensors` does for these arguments.
+    """Return the result of `quantize_by_tensors`, from an operator; ``known`` is the amax that sets the scale.
 
-    A GPU may also rotate ``x`` by ``signs`` first. There a positive ``known`` sets the scale even if the amax of ``x``
-    is not finite.
+    On a GPU ``signs`` rotate ``x`` first; None: no rotation. There a positive ``known`` sets the scale even if the amax
+    of ``x`` is not finite. ``overwrite``: as in `quantize_operands`.
     """
     amaxes, streams = ([] if t is None else [t] for t in (known, stream))
     if signs is None and dtype != PACKED:
@@ -124,13 +124,13 @@ def quantize_by_operator(
     return (values, scale, blocks) if dtype == PACKED else (values, scale)
 
 
-# --- what torch needs to know of them --------------------------------------------------------------------------------
+# --- what torch needs to know of operators ----------------------------------------------------------------------------
 
 
 def _quantize_operand(
     x: Tensor, constants: Tensor, remembered: Tensor, block: int, dim: int, rule: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """`quantize_operand` on any device: by its operators, or by the tensor operations that define it."""
+    """Run ``quantize_operand`` on any device: by loops or kernels, else by the tensor operations that define it."""
     by_kernels = takes_kernels(x, dtype, block)
     if not (by_kernels or has_loops(x)):
         values, scale, *_ = quantize_by_tensors(x, constants, remembered, block, dim, rule, dtype)
@@ -204,7 +204,7 @@ torch.library.register_autograd("altgrad::quantize_operand", _straight_through, 
 
 
 def _one_by_one(name: str) -> Callable[..., tuple[Any, Any]]:
-    """Return the rule for ``vmap`` of an operator: one by one, each with an amax and a scale of its own."""
+    """Return the ``vmap`` rule of operator ``name``: one call per element of the batch, each with its own scale."""
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         pairs = list(zip(arguments, in_dims, strict=True))

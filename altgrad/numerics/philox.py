@@ -28,7 +28,7 @@ def uniform(shape: torch.Size, stream: Tensor, first: int = 0) -> Tensor:
     Args:
         shape: shape of the result, below 2^31 elements.
         stream: seed, tensor and step, each from 0 to below 2^32: int64, shape (3,).
-        first: place of the first element in the stream, for a part of a tensor.
+        first: place of the first element in the stream; not 0 for a part of a tensor.
     """
     count = 1
     for length in shape:
@@ -38,7 +38,7 @@ def uniform(shape: torch.Size, stream: Tensor, first: int = 0) -> Tensor:
 
 
 def words(count: int, stream: Tensor, first: int = 0) -> Tensor:
-    """Return ``count`` words of a stream from place ``first`` on, uniform over 0 to 2^32 - 1: int64, below 2^34."""
+    """Return ``count`` words of a stream from place ``first`` (below 2^34) on: int64, uniform over 0 to 2^32 - 1."""
     seed, tensor, step = stream
     row, rest = first // (4 * LANES), first % (4 * LANES)  # which graphs of any size know, unlike divmod
     rows = (rest + count + 4 * LANES - 1) // (4 * LANES)
@@ -50,7 +50,7 @@ def words(count: int, stream: Tensor, first: int = 0) -> Tensor:
 
 
 def permutation(count: int, seed: int, tensor: int) -> Tensor:
-    """Return a shuffle of ``count`` places, int32: the order of 63 random bits each, drawn at step 0 of the stream."""
+    """Return a random permutation of 0 to count - 1, int32: the sort order of 63 bits each, drawn at step 0."""
     low, high = words(2 * count, torch.tensor([seed, tensor, 0])).view(2, -1)
     return torch.argsort((high << 31) | (low >> 1), stable=True).int()
 

@@ -68,15 +68,15 @@ def decision_points(fmt: Format, stride: int = 1) -> Tensor:
 
 
 def rounder(fmt: Format, mode: str, overflow: str, path: str, device: torch.device | str = "cpu") -> Rounder:
-    """Return the function under proof, as training calls it on float32 tensors on ``device``."""
+    """Return the rounding function of ``path``, one of `PATHS`, as training calls it on float32 tensors."""
     if path == "eager":
         return lambda x: quantize(x, fmt, rounding=mode, overflow=overflow)
     if path == "kernels":
         packed = format_constants(fmt, device)
-        one = packed[TARGET].clone()  # an amax of the scaling target: scale 1
+        one = packed[TARGET].clone()  # amax = scaling target, so the scale is 1
 
         def by_kernels(x: Tensor) -> Tensor:
-            # One element that is not finite makes all of an operand NaN, so these are rounded by themselves.
+            # One Inf or NaN makes a whole operand NaN, so `round_to_grid` rounds elements that are not finite.
             finite = x.isfinite()
             found = quantize_operand(torch.where(finite, x, 0)[None], packed, one, dtype=torch.float32).values[0]
             return torch.where(finite, found, round_to_grid(x, packed))
@@ -93,7 +93,7 @@ def rounder(fmt: Format, mode: str, overflow: str, path: str, device: torch.devi
 def check_decision_points(
     round_: Rounder, fmt: Format, mode: str, overflow: str, device: torch.device | str = "cpu"
 ) -> tuple[int, list[str]]:
-    """Compare with exact fractions; return the number of points checked, and a line for each mismatch."""
+    """Compare ``round_`` with exact fractions; return the number of points checked, and a line for each mismatch."""
     points = decision_points(fmt)
     actual = round_(points.to(device)).cpu().double()
     expected = torch.tensor([round_scalar(x, fmt, mode, overflow) for x in points.tolist()], dtype=torch.float64)
@@ -113,13 +113,13 @@ def check_order(
     progress: tqdm | None = None,
     device: torch.device | str = "cpu",
 ) -> tuple[int, list[str]]:
-    """Sweep bit patterns for order, sign and NaN; return their number, and a line for each violation.
+    """Check order, sign and NaN over bit patterns; return the number of patterns, and a line for each violation.
 
     Args:
         round_: the function under proof.
         fmt: its format.
         magnitudes: the magnitude patterns to sweep with either sign, step 1; all by default.
-        progress: advanced by the patterns done.
+        progress: bar to advance by the number of patterns done; None: no bar.
         device: device to round on.
     """
     lines = []
@@ -139,13 +139,13 @@ def check_order(
 
 
 def _suspicious(pattern: Tensor, result: Tensor) -> bool:
-    """Whether a run needs a closer look: it steps back or changes sign, as NaN and a missing -0 do too."""
+    """Whether a magnitude steps back or a sign changes. NaN and a missing -0 do so too: `_violations` decides."""
     magnitude = result & 0x7FFFFFFF
     return bool((magnitude[1:] < magnitude[:-1]).any() or ((pattern ^ result) < 0).any())
 
 
 def _violations(pattern: Tensor, rounded: Tensor, fmt: Format) -> list[str]:
-    """Return a line for each kind of violation in one run of ascending magnitudes."""
+    """Return a line for each kind of violation in one sequence of ascending magnitudes."""
     result = rounded.view(torch.int32)
     magnitude = result & 0x7FFFFFFF
     input_is_nan = (pattern & 0x7FFFFFFF) > _INFINITY
@@ -201,7 +201,7 @@ def prove(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prove the formats and modes asked for; 1 if anything was wrong."""
+    """Prove the formats and modes asked for and write the record; return 1 after any mismatch, else 0."""
     parser = argparse.ArgumentParser(prog=called("numerics.prove"), description=__doc__.split("\n")[0])
     parser.add_argument(
         "--formats", nargs="+", type=_provable_format, default=DEFAULT_FORMATS, metavar="FORMAT",

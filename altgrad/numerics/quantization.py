@@ -4,9 +4,9 @@ The default mode rounds as `rounding.round_to_grid` does, in eager mode in cache
 Everything else goes through `round_float64`.
 
 Rounding has derivative zero almost everywhere, so training uses a straight-through estimator (Bengio et al. 2013,
-arXiv:1308.3432): the gradient of the result is passed to ``x`` as it is, or zeroed where ``x * s`` is outside the
-format's range, or where ``x`` is not positive (Yin et al. 2019, arXiv:1903.05662, compare the three). Each is linear in
-the incoming gradient, so second derivatives through it are those of the surrounding function, as Hessians need.
+arXiv:1308.3432). The gradient of the result passes to ``x`` unchanged; or it is zeroed where ``x * s`` is outside the
+format's range, or where ``x`` is not positive (Yin et al. 2019, arXiv:1903.05662, compare the three). Each estimator is
+linear in the incoming gradient, so second derivatives are those of the surrounding function, as Hessians need.
 """
 
 from __future__ import annotations
@@ -153,13 +153,13 @@ class _Plan(NamedTuple):
 
 
 def _known(fmt: Format | None) -> Format:
-    """Return the format of a plan without packed constants."""
+    """Return ``fmt``, which is not None in a plan without packed constants."""
     assert fmt is not None
     return fmt
 
 
 class _Quantize(torch.autograd.Function):
-    """Reverse-mode and vmap rules. Quantizing is element-wise, so a batch is quantized as one larger tensor."""
+    """Reverse-mode and vmap rules of `quantize`. It is element-wise, so vmap quantizes a batch as one tensor."""
 
     @staticmethod
     def forward(x: Tensor, scale: Tensor | None, constants: Tensor | None, plan: _Plan) -> Tensor:
@@ -198,7 +198,7 @@ class _Quantize(torch.autograd.Function):
 
 
 class _QuantizeForwardMode(_Quantize):
-    """Adds the forward-mode rule, which `torch.compile` refuses to trace."""
+    """`_Quantize` with a forward-mode rule, which `torch.compile` refuses to trace."""
 
     @staticmethod
     def jvp(ctx: Any, x_tangent: Tensor, *_: None) -> Tensor:
@@ -217,7 +217,7 @@ def _through(ctx: Any, derivative: Tensor) -> Tensor:
 
 
 def _is_differentiated(x: Tensor) -> bool:
-    """Whether a derivative or vmap is being computed; a Function costs more than quantizing a small tensor."""
+    """Whether a derivative or vmap needs `_Quantize`, which costs more than quantizing a small tensor."""
     if torch.is_grad_enabled() and x.requires_grad:
         return True
     return torch._C._are_functorch_transforms_active() or unpack_dual(x).tangent is not None
@@ -249,7 +249,7 @@ def require_holds(argument: str, dtype: torch.dtype, fmt: Format) -> None:
 
     Raises:
         TypeError: ``dtype`` is not float16, bfloat16, float32 or float64.
-        ValueError: it is, and cannot hold the format.
+        ValueError: ``dtype`` cannot hold the format.
     """
     limits = _DTYPE_LIMITS.get(dtype)
     if limits is None:

@@ -2,7 +2,7 @@
 
 Slow on purpose and meant to be believed by reading: all values of a format are listed from the definition of a code's
 value, and a number is rounded by looking at the two values that it lies between. Tests compare the vectorised functions
-with these. The two share nothing but `Format`'s fields.
+with these. The two share nothing but `Format`'s fields and flags.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def largest_code(fmt: Format) -> int:
     all_ones = 2 ** (fmt.exponent_bits + fmt.mantissa_bits) - 1
     if fmt.specials in ("fn", "p3109"):  # the all-ones magnitude is NaN or Inf
         return all_ones - 1
-    if fmt.specials == "ieee":  # the whole top exponent is
+    if fmt.specials == "ieee":  # the whole top exponent is Inf and NaN
         return all_ones - 2**fmt.mantissa_bits
     return all_ones
 
 
 @lru_cache(maxsize=8)
 def grid(fmt: Format) -> tuple[Fraction, ...]:
-    """Return all finite magnitudes in code order, and the next one that there would be."""
+    """Return all finite magnitudes in code order, then the value that the next code would have."""
     return tuple(magnitude_of_code(code, fmt) for code in range(largest_code(fmt) + 2))
 
 
@@ -52,7 +52,7 @@ def round_scalar(
     random: int = 0,
     random_bits: int = 0,
 ) -> float:
-    """Round one number; see `altgrad.numerics.quantize` for the modes and policies."""
+    """Return ``x`` rounded to ``fmt``; see `altgrad.numerics.quantize` for the modes and policies."""
     if isinstance(x, float) and math.isnan(x):
         return math.nan
     negative = math.copysign(1.0, x) < 0 if isinstance(x, float) else x < 0
@@ -112,10 +112,10 @@ def decode_scalar(code: int, fmt: Format) -> float:
 
 
 def encode_scalar(x: float, fmt: Format) -> int:
-    """Return the lowest code with exactly this value; -0 and 0 are two values.
+    """Return the lowest code whose value is exactly ``x``; -0 and 0 are two values.
 
     Raises:
-        ValueError: no code has it.
+        ValueError: no code has this value.
     """
     for code in range(2**fmt.bits):
         value = decode_scalar(code, fmt)

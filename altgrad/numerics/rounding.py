@@ -22,7 +22,7 @@ from altgrad.numerics.constants import ANCHOR, MAX, ROOT, SPACING, ULPS, ZERO
 ROUNDING_MODES = ("nearest-even", "nearest-away", "toward-zero", "up", "down", "stochastic")
 OVERFLOW_POLICIES = ("saturate", "overflow")
 
-# Times x, slightly more than half of a float32's last place.
+# x times this is 0.5 to 1.5 float32 ulps of x, so x plus it rounds to the next float32.
 SUCCESSOR = 2.0**-24 * (1 + 2.0**-23)
 # An amax times its own scale may exceed the target by a rounding of each, 2^-23 in all. That does not count as
 # overflow: some formats would show it more often than others.
@@ -30,7 +30,7 @@ OVERFLOW_SLACK = 1 + 2.0**-22
 
 
 def round_to_grid(x: Tensor, constants: Tensor) -> Tensor:
-    """Round to the nearest representable value, ties to the even code, saturating.
+    """Return ``x`` rounded to the nearest representable value, ties to the even code, saturating.
 
     Exact for every float32: NaN stays NaN, an infinity becomes the largest value of its sign, -0 stays -0 where the
     format has it. Carries no gradient.
@@ -56,15 +56,15 @@ def round_to_grid(x: Tensor, constants: Tensor) -> Tensor:
 
 
 def round_to_grid_stochastic(x: Tensor, constants: Tensor, random: Tensor) -> Tensor:
-    """Round stochastically to one of the two nearest representable values, saturating.
+    """Return ``x`` rounded stochastically to one of the two nearest representable values, saturating.
 
-    The probability of the upper one is the share of the way to it. NaN stays NaN. Carries no gradient.
+    |x| goes up with a probability of its distance above the lower magnitude, in spacings. NaN stays NaN. No gradient.
 
     Args:
         x: float32, any shape.
         constants: the format, from `format_constants`.
-        random: float32 in (0, 1), the shape of ``x``, such as `uniform` returns. Where it is below the share of the
-            way, |x| is rounded up.
+        random: float32 in (0, 1), the shape of ``x``, such as `uniform` returns. Where it is below that distance,
+            |x| is rounded up.
 
     Returns:
         float32, the shape of ``x``, values of the format.
@@ -78,7 +78,7 @@ def round_to_grid_stochastic(x: Tensor, constants: Tensor, random: Tensor) -> Te
 
 
 def grid_spacing(magnitude: Tensor, constants: Tensor) -> Tensor:
-    """Return the spacing above float32 ``magnitude``, which is at most the format's largest value."""
+    """Return the format's spacing just above ``magnitude``, which is float32 and at most the largest value."""
     ulp = (magnitude + magnitude * SUCCESSOR) - magnitude
     return torch.maximum(ulp * constants[ULPS], constants[SPACING])
 
@@ -97,7 +97,7 @@ def round_float64(
     random: Tensor | None = None,
     random_bits: int = 0,
 ) -> Tensor:
-    """Round float64 values in any mode.
+    """Return ``x`` rounded to ``fmt`` in any mode.
 
     Under ``overflow`` a finite value beyond the range becomes the largest value if the mode points towards zero there:
     ``toward-zero``, ``up`` below zero, ``down`` above. Stochastic rounding goes away from zero where
@@ -174,7 +174,7 @@ def _magnitude(x: Tensor, fmt: Format) -> Tensor:
 
 
 def _code_is_odd(whole: Tensor, exponent: Tensor, fmt: Format) -> Tensor:
-    """Return the parity of the code just below; for M = 0 that of the exponent field, which is 0 for zero."""
+    """Return whether the code just below is odd; for M = 0 the code is the exponent field, which is 0 for zero."""
     if fmt.mantissa_bits > 0:
         halves = whole * 0.5
         return halves.floor() != halves
@@ -183,7 +183,7 @@ def _code_is_odd(whole: Tensor, exponent: Tensor, fmt: Format) -> Tensor:
 
 
 def _may_leave_range(negative: Tensor, rounding: str) -> Tensor:
-    """Return where a finite value may round to infinity under the mode."""
+    """Return where mode ``rounding`` may round a finite value beyond the range to infinity: bool."""
     if rounding == "toward-zero":
         return torch.zeros_like(negative)
     if rounding in ("up", "down"):

@@ -9,15 +9,15 @@ its reciprocal overflows or vanishes in float32; a subnormal amax would otherwis
 overflow reaches the loss and the gradients, where GradScaler and the training loop look for it. torchao does the same.
 
 A scale has a format too: ``float32``, or ``E8M0``, the powers of two of the OCP MX formats, by which multiplying is
-exact. There are several rules for rounding to a power of two. Their names are the field's, and refer to the X that an
-MX block stores and divides its values by: the scale here is ``1 / X``. With ``emax`` the exponent of the target:
+exact. Four rules round to a power of two. Their names are the field's, and refer to the X that an MX block stores and
+divides its values by: the scale here is ``1 / X``. With ``emax`` the exponent of the target:
 
 - ``floor``: ``X = 2^(floor(log2 amax) - emax)``, the rule of OCP MX v1.0. It saturates where amax / X is beyond the
   target, by less than a factor of two.
 - ``ceil``: ``X = 2^(ceil(log2 amax) - emax)``. It never saturates, and may leave a binade empty.
 - ``rceil``: ``X = 2^ceil(log2(amax / target))``, the smallest that never saturates (NVIDIA, arXiv:2506.08027).
-- ``even``: ``floor`` of amax after rounding it to the format's spacing below the target's next power of two, ties up,
-  since that power is the even one.
+- ``even``: ``floor`` of amax, whose significand is first rounded to the format's spacing in the target's binade. Ties
+  go up, since the next power of two is the even one.
 
 torchao 0.18 has these rules by the same names (``ScaleCalculationMode``), with the same X; but its ``rceil`` takes a
 logarithm in float32 and can miss a power of two by an ulp. A block of zeros has another X there, and a block with an
@@ -50,7 +50,7 @@ from altgrad.numerics.rounding import power_of_two
 
 GRANULARITIES = ("tensor", "row", "block", "tile")
 SCALE_ROUNDINGS = SCALE_RULES[1:]
-OF_TWO = "4/6"  # of block scales under one of the tensor: see `two_level`
+OF_TWO = "4/6"  # a rule for block scales under a tensor scale: see `two_level`
 HISTORY_METHODS = ("max", "most-recent")
 
 _LOWEST_EXPONENT, _HIGHEST_EXPONENT = -126, 127
@@ -147,15 +147,15 @@ def compute_scale(
 def scale_from_amax(
     amax: Tensor, constants: Tensor, *, scale_format: str = "float32", scale_rounding: str = "rceil"
 ) -> Tensor:
-    """Return `compute_scale` in compiled graphs, with the format as `format_constants`."""
+    """Return `compute_scale` for a format given as `format_constants`, as compiled graphs need it."""
     return scale_by_constants(amax, constants, scale_rule(scale_format, scale_rounding))
 
 
 def scale_rule(scale_format: str, scale_rounding: str, granularity: str = "tensor") -> int:
-    """Return the number of a rule, as operators take it: a place in `SCALE_RULES`, `TWO_LEVEL` or `FOUR_OVER_SIX`.
+    """Return a rule as the number that operators take: an index of `SCALE_RULES`, `TWO_LEVEL` or `FOUR_OVER_SIX`.
 
     Raises:
-        ValueError: an unknown rounding, or a format that no scale of this granularity is computed in.
+        ValueError: an unknown rounding, or a format that scales of this granularity cannot have.
     """
     require_choice("scale_rounding", scale_rounding, (*SCALE_ROUNDINGS, OF_TWO))
     if granularity in ("block", "tile") and scale_format not in SCALE_FORMATS:
@@ -167,7 +167,7 @@ def scale_rule(scale_format: str, scale_rounding: str, granularity: str = "tenso
 
 
 def scale_by_constants(amax: Tensor, constants: Tensor, rule: int) -> Tensor:
-    """Return `scale_by_rule` with the target and the spacing there from `format_constants`."""
+    """Return `scale_by_rule` with target and spacing from ``constants``, made by `format_constants`."""
     target, spacing = constants[TARGET].double(), None
     if SCALE_RULES[rule] == "even":
         spacing = power_of_two(floor_log2(target)) * constants[ULPS].double() * 2.0**-FLOAT32_MANTISSA
@@ -176,9 +176,9 @@ def scale_by_constants(amax: Tensor, constants: Tensor, rule: int) -> Tensor:
 
 
 def scale_by_rule(amax: Tensor, target: Tensor, rule: int, spacing: Tensor | None = None) -> Tensor:
-    """Return `compute_scale` by the number of a `scale_rule`.
+    """Return `compute_scale` of ``amax``; ``rule`` is a number from `scale_rule`.
 
-    ``target``, and the format's ``spacing`` there, which only ``even`` reads, are 0-d float64.
+    ``target`` and ``spacing``, the format's spacing at the target, are 0-d float64. Only ``even`` reads the spacing.
     """
     amax = amax.double()
     usable, zero = (amax > 0) & (amax < torch.inf), amax <= 0
@@ -192,7 +192,7 @@ def scale_by_rule(amax: Tensor, target: Tensor, rule: int, spacing: Tensor | Non
 
 
 def _shared_exponent(amax: Tensor, target: Tensor, spacing: Tensor | None, rounding: str) -> Tensor:
-    """Return the exponent of X, int64, as the module's docstring says."""
+    """Return the exponent of X, int64, by the rule ``rounding``, which the module's docstring defines."""
     exponent, significand = floor_log2(amax) - floor_log2(target), _significand(amax)
     if rounding == "ceil":
         return exponent + (significand > 1)
@@ -211,7 +211,7 @@ def floor_log2(x: Tensor) -> Tensor:
 
 
 def _significand(x: Tensor) -> Tensor:
-    """Return positive normal float64 values over their power of two, in [1, 2): float64."""
+    """Return the significands, in [1, 2), of positive normal float64 values: float64."""
     return ((x.view(torch.int64) & ((1 << 52) - 1)) | (1023 << 52)).view(torch.float64)
 
 
@@ -243,9 +243,9 @@ def amax_from_history(history: Tensor, method: str = "max") -> Tensor:
 
 
 def scaling_amax(remembered: Tensor | None, own: Tensor) -> Tensor:
-    """Return the amax that sets a scale: ``remembered`` of earlier steps where it is positive, else the tensor's own.
+    """Return the amax that sets a scale: ``remembered``, of earlier steps, where positive; else the tensor's ``own``.
 
-    An own amax that is not finite is always returned, so that a history cannot hide an overflow.
+    An ``own`` that is not finite is always returned, so that a history cannot hide an overflow.
     """
     # Delayed scaling that began with scale 1 would send every gradient of the first step to zero.
     return own if remembered is None else torch.where((remembered > 0) & own.isfinite(), remembered, own)

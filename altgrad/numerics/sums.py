@@ -43,7 +43,7 @@ def has_loops(x: Tensor) -> bool:
 
 
 class Magnitudes(NamedTuple):
-    """Largest magnitude, number of nonzeros and sum of squares of the finite elements; ``nonfinite``: all others."""
+    """Largest magnitude, number of nonzeros, sum of squares of the finite elements; ``nonfinite``: number of others."""
 
     amax: float
     nonfinite: int
@@ -79,7 +79,7 @@ def rounding_sums(
         x: float (n, k).
         constants: the format, from `format_constants`.
         remembered: the amax (0-d float32) that sets the one scale, as in `quantize_operand`.
-        granularity, block, scale_format, scale_rounding: as in `quantize_operands`, along the rows.
+        granularity, block, scale_format, scale_rounding: as in `quantize_operands`, with ``dim`` 1.
     """
     if granularity == "tensor" and has_loops(x):
         known, rule = constants[:0] if remembered is None else remembered, scale_rule(scale_format, scale_rounding)
@@ -122,7 +122,7 @@ def magnitudes_by_tensors(x: Tensor) -> Tensor:
 def rounding_sums_by_tensors(x: Tensor, constants: Tensor, scale: Tensor) -> Tensor:
     """Return the counts and the sum of `RoundingSums`, float64 (3,).
 
-    ``scale`` is one, one per row (n, 1) or one per element; where it is one, the sum is of scaled errors.
+    ``scale``: a number, one per row (n, 1) or one per element. If a number, errors are not divided by it.
     """
     x = torch.where(x.isfinite(), x.float(), 0.0)
     scaled = x * scale
@@ -136,7 +136,7 @@ def rounding_sums_by_tensors(x: Tensor, constants: Tensor, scale: Tensor) -> Ten
 
 
 def central_moments_by_tensors(x: Tensor) -> Tensor:
-    """Return the second and the fourth central moment, float64 (2,)."""
+    """Return the second and the fourth central moment of the elements of ``x``, float64 (2,)."""
     x = x.double()
     squares = (x - x.mean()).square()
     return torch.stack([squares.mean(), squares.square().mean()])
@@ -177,8 +177,8 @@ def block_statistics(
 ) -> BlockStatistics:  # fmt: skip
     """Return the `BlockStatistics` of ``x`` (n, k), float, whose blocks lie along its rows. Inf and NaN count as 0.
 
-    The limits of an E8M0 scale are 2^-126 and 2^127. Of a block scale under a scale of the tensor the limit is its
-    format's smallest positive value: the largest block always has the largest one. Other arguments: as in
+    The limits of an E8M0 scale are 2^-126 and 2^127. The limit of a block scale under a tensor scale is its format's
+    smallest positive value, since the block of the tensor's amax always has the largest value. Other arguments: as in
     `quantize_operands`.
     """
     rule = scale_rule(scale_format, scale_rounding, granularity)
@@ -210,17 +210,17 @@ def block_statistics(
 
 # --- an optimizer's step ---------------------------------------------------------------------------------------------
 
-LOWEST_BINADE, HIGHEST_BINADE = -16, 0  # of |w|; the ends take in what lies beyond
+LOWEST_BINADE, HIGHEST_BINADE = -16, 0  # of |w|; the two ends also count elements beyond
 
 
 class UpdateSums(NamedTuple):
     """What one optimizer step did to the elements of a weight and to their quantized values.
 
-    ``wanted``: elements that the step wanted to move; ``stalled``: those whose code stayed. ``flips``: codes that
-    changed, except where the scale went to about 2^k times what it was and the code follows from that. ``descending``:
-    flips that lower the loss to first order, g · Δ < 0 with Δ the change of the quantized value. ``gap``: sum of
-    |wanted change − Δ| in ulp at the old weight. ``counts`` and ``rungs``: by binade of the old weight, from
-    `LOWEST_BINADE` to `HIGHEST_BINADE`, the number of elements and the sum of |new − old| in ulp.
+    ``wanted``: number of elements that the step wanted to move; ``stalled``: number of these whose code stayed.
+    ``flips``: codes that changed, apart from a shift by k binades where the scale became about 2^k times as large.
+    ``descending``: flips that lower the loss to first order, g · Δ < 0 with Δ the change of the quantized value.
+    ``gap``: sum of |wanted change − Δ| in ulp at the old weight. ``counts`` and ``rungs``: by binade of the old weight,
+    from `LOWEST_BINADE` to `HIGHEST_BINADE`, the number of elements and the sum of |new − old| in ulp.
     """
 
     wanted: int
@@ -239,9 +239,9 @@ def update_sums(
     """Return the `UpdateSums` of a step from ``old`` to ``new``.
 
     Args:
-        old: weight before the step, float32 (n, k), finite, as the next three.
+        old: weight before the step, float32 (n, k), finite; so are the next three.
         new: weight after the step.
-        wanted: where the step would have gone without rounding; ``new`` itself for master weights.
+        wanted: the weight that the step would give without rounding; ``new`` itself for master weights.
         grad: the gradient that the step was taken on.
         before: the scale at ``old``, float32, broadcastable.
         after: the scale at ``new``.
@@ -285,5 +285,5 @@ def update_sums_by_tensors(
 
 
 def _nearest_power_of_two(ratio: Tensor) -> Tensor:
-    """Return the nearest in proportion: 1 from 1/sqrt(2) to sqrt(2). Positive float32, in and out."""
+    """Return the power of two nearest in log2: 1 from 1/sqrt(2) to sqrt(2). Positive float32, in and out."""
     return power_of_two(torch.frexp(ratio * 2**0.5).exponent.long() - 1).float()

@@ -7,7 +7,7 @@ block,
     d_b = round(a_b s / e)    in the scales' format
     q   = round(x (s / d_b))  in the elements' format
 
-the last two to nearest even, saturating. A product takes ``q d_b``, which is exact, and its result is divided by s. In
+The last two round to nearest even and saturate. Operands are ``q d_b``, which is exact; a product is divided by s. In
 NVFP4 e is 6 (E2M1), m is 448 (E4M3), and a block has 16 elements (NVIDIA 2025, "Pretraining Large Language Models with
 NVFP4", arXiv:2509.25149). Published kernels differ in the order of these operations. Here ``s``, ``a_b s / e``,
 ``s / d_b`` and its product with x are rounded to float32 once each. The quotients are taken in float64, whose extra
@@ -66,16 +66,16 @@ from altgrad.numerics.scaling import (
 def two_level_scales(
     amaxes: Tensor, constants: Tensor, whole: Tensor | None = None, rule: int = TWO_LEVEL
 ) -> tuple[Tensor, Tensor]:
-    """Return s (0-d) and d_b (the shape of ``amaxes``), float32 and positive; for 4/6, the first of the two scales.
+    """Return s (0-d) and d_b (the shape of ``amaxes``), float32 and positive; for 4/6, d_b is the first choice.
 
     Args:
-        amaxes: of the blocks of one tensor, from `amax`.
-        constants: from `format_constants`, with those of the scales' format.
+        amaxes: the amax of each block of one tensor, from `amax`.
+        constants: of the elements' and the scales' format, from `format_constants`.
         whole: the amax (0-d) that sets s; if it is 0 or None, the largest of ``amaxes`` does.
         rule: `TWO_LEVEL` or `FOUR_OVER_SIX`.
 
     Raises:
-        ValueError: ``constants`` are of the elements alone.
+        ValueError: ``constants`` lack the scales' format.
     """
     own = scale_constants(constants)
     target, top = constants[TARGET].double(), own[TARGET].double()
@@ -86,12 +86,12 @@ def two_level_scales(
 
 
 def tensor_scale(largest: Tensor, target: Tensor, own: Tensor) -> Tensor:
-    """Return the s that brings ``largest`` to ``target`` (0-d float64), for block scales in the format ``own``."""
+    """Return the s that brings ``largest`` to ``target`` (0-d float64); ``own``: constants of the scales' format."""
     return scale_by_rule(largest, target, FLOAT32_RULE).clamp(LOWEST * own[TARGET], HIGHEST * own[SPACING])
 
 
 def block_scales(amaxes: Tensor, whole: Tensor, target: Tensor, own: Tensor) -> Tensor:
-    """Return the d_b in the format ``own`` that bring ``amaxes`` to ``target`` (0-d float64) under s, ``whole``."""
+    """Return the d_b, in the format ``own``, that bring ``amaxes`` to ``target`` (0-d float64) if s is ``whole``."""
     wanted = (amaxes.double() * whole.double() / target).float()
     blocks = round_to_grid(torch.minimum(wanted, own[TARGET]), own)
     return torch.maximum(blocks, own[SPACING])
@@ -106,7 +106,7 @@ def scales_of_both_levels(
     x: Tensor, amaxes: Tensor, constants: Tensor, whole: Tensor | None, rule: int, *,
     granularity: str, block: int, dim: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return s and d_b of ``x``, whose blocks or tiles have these ``amaxes``, by either rule."""
+    """Return s and d_b of ``x``. ``amaxes``: of its blocks or tiles; ``whole``: the amax that sets s, or None."""
     whole, blocks = map(materialized, two_level_scales(amaxes, constants, whole, rule))
     if rule != FOUR_OVER_SIX:
         return whole, blocks
@@ -127,7 +127,7 @@ def _squared_errors(x: Tensor, whole: Tensor, blocks: Tensor, constants: Tensor,
 
 
 def sums_of_blocks(x: Tensor, block: int, dim: int) -> Tensor:
-    """Return the sums of ``block`` neighbours each, as trees: both halves of the next power of two, and so on."""
+    """Return the sum of each ``block`` neighbours along ``dim``, as a tree of halves, padded to a power of two."""
     x = x.movedim(dim, -1)
     x = torch.nn.functional.pad(x, (0, -x.shape[-1] % block)).unflatten(-1, (-1, block))
     x = torch.nn.functional.pad(x, (0, (1 << (block - 1).bit_length()) - block))

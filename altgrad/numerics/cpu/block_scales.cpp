@@ -1,6 +1,6 @@
-// Operands with groups of any shape under a scale, by any rule, to nearest or by chance; and the operator of MS-EDEN.
+// Operands with a scale per group of any shape, by any rule, to nearest or stochastically; the operator of MS-EDEN.
 //
-// A source of its own, so that it and kernels.cpp are compiled at the same time.
+// This is a source of its own, so that it and kernels.cpp are compiled at the same time.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -80,7 +80,7 @@ float round_groups(const Tensor& x, Tensor& y, const Tensor& constants, const Sc
 
 namespace {
 
-// x: rotated, with a multiple of 128 rows, in blocks along columns. first: place of the first block in the stream.
+// x: rotated, with a multiple of 128 rows; blocks lie along columns. first: place of the first block in the stream.
 Tensor ms_eden_into(Tensor x, Tensor values, Tensor constants, Tensor stream, int64_t first, int64_t block, double clip,
                     double room) {
   if (!x.is_contiguous()) x = torch::stable::contiguous(x);

@@ -1,7 +1,7 @@
-// Operands whose scales belong to groups of any shape, of one or two levels, rounded to nearest or stochastically.
+// Operands with a scale per group of any shape, of one or two levels, rounded to nearest or stochastically.
 //
-// It does what blocks.h and tensors.h cannot do in one pass, in two passes over groups of `high` rows and `wide`
-// columns. operand_definition.py and two_level.py define it; every bit agrees.
+// Two passes over groups of `high` rows and `wide` columns make the operands that blocks.h and tensors.h cannot make in
+// one pass. operand_definition.py and two_level.py define the results; every bit agrees.
 
 #pragma once
 
@@ -20,19 +20,19 @@ namespace altgrad {
 
 // --- rounding an element ---------------------------------------------------------------------------------
 
-// Rounds to one of the two neighbours: up if the random number is below the share of the way. The largest value is its
-// own neighbour, and NaN stays NaN.
+// Rounds stochastically: |x| goes up if the random number is below its distance from the lower value, in spacings. |x|
+// is first clamped to the largest value. NaN stays NaN.
 struct ByChance {
   static constexpr bool kDraws = true;
   float max, zero;
-  uint32_t lowest, mantissa;  // bits of the smallest normal value, and 2^M as what it adds to a float32's exponent
+  uint32_t lowest, mantissa;  // bits of the smallest normal value; M in a float32's exponent field
 
   explicit ByChance(const Grid& grid)
       : max(grid.max), zero(grid.zero), lowest(std::bit_cast<uint32_t>(grid.smallest_normal())),
         mantissa(static_cast<uint32_t>(23 - grid.shift()) << 23) {}
 
   INLINE float operator()(float x, float random) const {
-    constexpr uint32_t kOneOver = 254u << 23;  // less the bits of a power of two
+    constexpr uint32_t kOneOver = 254u << 23;  // minus the bits of a power of two: bits of its reciprocal
     const float magnitude = std::min(absolute(x), max);
     const uint32_t spacing = std::max(std::bit_cast<uint32_t>(magnitude) & 0x7f800000u, lowest) - mantissa;
     const float steps = magnitude * std::bit_cast<float>(kOneOver - spacing), below = std::floor(steps);
@@ -76,7 +76,7 @@ struct Groups {
   int64_t down() const { return (rows + high - 1) / high; }
   int64_t across() const { return (columns + wide - 1) / wide; }
 
-  // Calls run(group, first column, number of columns) for the groups of a row; the compiler knows the usual number.
+  // Calls run(group, first column, number of columns) for each group of a row; kUsual columns are a constant.
   template <class F>
   void each(const F& run) const {
     auto each_of = [&](const auto length) {
@@ -197,7 +197,7 @@ inline float sum_of_group(float* x, Groups::Usual) {
   return halved(x, [](auto a, auto b) { return a + b; });
 }
 
-// Chooses between two scales for each group of a strip, by the squared error: 4/6.
+// 4/6: chooses one of two scales for each group of a strip, by the squared error.
 template <class T, class R>
 class Choice {
  public:
@@ -235,7 +235,7 @@ class Choice {
 
 // --- the whole operand ---------------------------------------------------------------------------------
 
-// Random numbers for a part of a row.
+// Draws the random numbers for a part of a row; without a stream, none.
 class Numbers {
  public:
   Numbers(const Stream* stream, int64_t first) : stream_(stream), first_(first) {}

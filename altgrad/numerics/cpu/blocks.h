@@ -19,8 +19,8 @@ struct Shape {
   int64_t rows, columns;
 };
 
-// Handles some neighbouring blocks at a time: they are still in the first cache when they are read again, and their
-// scales are computed independently. Without `scales` each value is divided by its scale again, as for block scales.
+// Rounds blocks of `length` neighbours, a few at a time: they are still in the first cache when read again, and their
+// scales are computed independently. Writes the scales to `scales`; if null, divides each value by its scale again.
 // L: int64_t, or a length that the compiler knows.
 template <class T, class U, class R, class L>
 void round_blocks(const T* x, U* y, int64_t blocks, const L length, float* scales, const ScaleRule& rule,
@@ -110,7 +110,7 @@ void round_columns(const T* x, U* y, Shape shape, float* scales, const ScaleRule
   });
 }
 
-// One scale per block of a column, divided off again. Works in tiles as high as a block.
+// One scale per block of a column; divides each value by its scale again. Works in tiles as high as a block.
 template <class T, class U, class R>
 void round_blocks_of_columns(const T* x, U* y, Shape shape, int64_t block, const ScaleRule& rule,
                              const R& round) {

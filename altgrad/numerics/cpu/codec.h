@@ -1,11 +1,11 @@
 // A moment as codes and scales, in loops: altgrad/optim/state_codec.py, with the same bits.
 //
-// Where blocks are not of a chunk, as a tensor or a row is one, what their scales come from is measured in a pass of its
-// own, and the old scales stay until all has been stored.
+// A block may reach beyond a chunk, such as a whole tensor or row. A pass of its own then measures its magnitudes, and
+// its old scale stays until all codes have been stored.
 //
-// Codes of formats come from the bits of a float32, those of maps from a table of its upper bits, in each entry of which
-// lies one threshold at most; of moments whose range is expanded the table has the logarithms of the codes' values.
-// state_codec.py packs header, values and table.
+// Codes of formats come from the bits of a float32. Codes of maps come from a table, indexed by upper bits of the
+// float32; an entry covers one threshold at most. For moments whose range is expanded the table has the logarithms of
+// the codes' values. state_codec.py packs header, values and table.
 
 #pragma once
 
@@ -24,9 +24,9 @@
 
 namespace altgrad {
 
-// Of blocks that are not of a chunk: the bits of their largest and least magnitudes, and what is made of them.
+// Bits of the largest and least magnitudes of blocks that reach beyond a chunk; the scales and powers from them.
 struct Measured {
-  std::vector<std::atomic<uint32_t>> largest, least;  // least: less one, so that zero is above all others
+  std::vector<std::atomic<uint32_t>> largest, least;  // least: bits - 1, so that zero is above all others
   std::vector<float> scales, powers;
 
   explicit Measured(int64_t blocks) : largest(blocks), least(blocks), scales(blocks), powers(blocks) {
@@ -37,7 +37,7 @@ struct Measured {
 class Codec {
  public:
   Codec() = default;
-  // n, row: elements of the moment and of a row of it; powers: of blocks whose range is expanded, or null.
+  // n, row: numbers of elements in the moment and in one row. powers: one per block if ranges are expanded, or null.
   Codec(const float* packed, int64_t n, int64_t row, void* codes, void* scales, float* powers)
       : codes_(static_cast<uint8_t*>(codes)), scales_(scales), powers_(powers), values_(packed + codec::kHeader) {
     const auto whole = [packed](int place) { return static_cast<int32_t>(packed[place]); };
@@ -61,7 +61,7 @@ class Codec {
 
   explicit operator bool() const { return codes_ != nullptr; }
 
-  // Whether `measure` is to see all numbers, then `settle`, before `store` does, and `commit` after it.
+  // If true, call `measure` with all numbers, then `settle`, `store` for all numbers, and `commit`.
   bool measures() const { return measured_ != nullptr; }
 
   void measure(int64_t first, int64_t n, const float* x) const {
@@ -93,7 +93,7 @@ class Codec {
     for (size_t i = 0; i < measured_->scales.size(); ++i) keep(i, measured_->scales[i], measured_->powers[i]);
   }
 
-  // Writes the numbers that codes from place `first` on stand for; `first` is where a chunk begins.
+  // Writes the values of n codes from place `first` on, where a chunk begins.
   void load(int64_t first, int64_t n, float* __restrict out) const {
     const uint8_t* codes = codes_ + first;
     uint8_t unpacked[kRoom];
@@ -119,7 +119,7 @@ class Codec {
     }
   }
 
-  // Stores numbers from place `first` on, and is done with x, which it overwrites.
+  // Stores the codes of n numbers from place `first` on, and overwrites x.
   void store(int64_t first, int64_t n, float* __restrict x, const Stream& stream) const {
     float random[kRoom];
     if (stochastic_) Stream{stream.seed, stream.tensor + stream_, stream.step}.uniform(first, n, random);
@@ -146,7 +146,7 @@ class Codec {
   static constexpr float kMost = std::numeric_limits<float>::max();
   static constexpr int64_t kEndless = int64_t{1} << 40;  // a block of a whole tensor
 
-  // Calls run with each block that lies in a chunk or begins there, where its part of the chunk begins, and its length.
+  // Calls run(block, begin, length) for the part of each block in a chunk; `begin` counts from the chunk's start.
   template <class F>
   void over_blocks(int64_t first, int64_t n, const F& run) const {
     for (int64_t begin = 0; begin < n;) {
@@ -203,7 +203,7 @@ class Codec {
   }
 
   // A code is the number of spacings in its binade, and 2^M more for each binade from the lowest up. Without mantissa
-  // the even one of two codes alternates with the binade, and the halfway point of bits, less their offset, tells it.
+  // even codes alternate with the binade, and the lowest exponent bit, less the offset, tells which they are.
   template <bool kStochastic, bool kAlternating, bool kSigned, class D>
   void round(const float* __restrict x, const float* __restrict random, int64_t n, const D divided,
              uint32_t* __restrict codes) const {
@@ -227,7 +227,7 @@ class Codec {
         const float anchor = std::bit_cast<float>(binade + to_anchor);
         uint32_t sum = std::bit_cast<uint32_t>(magnitude + anchor);
         if constexpr (kStochastic) {
-          const float below = anchor - std::bit_cast<float>(sum);  // what rounding added, less the magnitude
+          const float below = anchor - std::bit_cast<float>(sum);  // minus the rounded magnitude
           const float over = magnitude + below, step = std::bit_cast<float>(binade - ((23u - shift) << 23));
           const float rest = over < 0.0f ? over + step : over;
           sum += (random[i] * step < rest ? 1u : 0u) - (over < 0.0f ? 1u : 0u);
@@ -238,8 +238,8 @@ class Codec {
     }
   }
 
-  // An entry is a code, and what has to be added to the lower bits so that the threshold's become a carry into it; below
-  // zero codes fall with the magnitude, and the bits are inverted.
+  // A table entry is a code and an addend. Added to the lower bits, it carries into the code if these reach the
+  // threshold. Below zero codes fall as the magnitude grows, so the bits are inverted.
   template <class D>
   void look_up(const float* __restrict x, int64_t n, const D divided, uint32_t* __restrict codes) const {
     constexpr int32_t kOne = 0x3f800000;
@@ -260,7 +260,7 @@ class Codec {
     return std::bit_cast<int32_t>(spacing_ * static_cast<float>(static_cast<int32_t>(first_normal_)));
   }
 
-  // Stores a block, or a part of one that has been measured, whose largest magnitude is `largest`, or infinite.
+  // Writes the codes of a block, or of a part of a measured block. largest: its largest magnitude; may be infinite.
   void encode_block(int64_t block, float* x, const float* random, int64_t n, float largest, uint8_t* codes) const {
     if (!(largest <= kMost)) {
       for (int64_t i = 0; i < n; ++i) x[i] = std::max(std::min(x[i], kMost), -kMost);
@@ -279,7 +279,7 @@ class Codec {
     encode(x, random, n, [scale](float y) { return y / scale; }, codes);
   }
 
-  // The scale of a block, which is kept now where nobody needs the old one.
+  // Returns the scale of a block. Stores it too, unless the block is measured and its old scale still needed.
   float new_scale(int64_t block, float largest) const {
     if (measured_) return measured_->scales[block];
     const float scale = scale_for(std::max(largest, codec::kLeastAmax));

@@ -1,4 +1,4 @@
-// encode_operand and decode_operand of operand.py in loops: values to codes of a byte each, and back.
+// encode_operand and decode_operand of operand.py in loops: values to codes of one byte, and back.
 
 #pragma once
 

@@ -12,7 +12,7 @@ using torch::headeronly::ScalarType;
 
 constexpr int64_t kFirstCache = 1 << 13;  // elements that fit the first cache
 
-// In all of these x and y do not overlap or are the same, so elements are independent. A place is a Scale or a Moved.
+// In these loops x and y are the same or do not overlap, so elements are independent. A place is a Scale or a Moved.
 template <class T, class U, class R, class P>
 void round_range(const T* x, U* y, int64_t n, P place, const R round) {
   if constexpr (kPairs<T, U>) {
@@ -51,7 +51,7 @@ void arrange(const P* places, int64_t n, P* arranged) {
   for (int64_t i = 0; i < n; ++i) arranged[kPairs<T, U> ? i / 2 + i % 2 * ((n + 1) / 2) : i] = places[i];
 }
 
-// Divides each value by its scale again, where the format's values cannot be divided beforehand. step: 0 for one scale.
+// Rounds, then divides each value by its scale again, where a Moved is not possible. step: 0 for one scale, else 1.
 template <class T, class U, class R>
 void round_unscaled(const T* x, U* y, int64_t n, const float* scale, int64_t step, const R round) {
   for (int64_t i = 0; i < n; ++i, scale += step) store(y + i, round(load(x[i]), Scale{*scale}) * (1 / *scale));

@@ -1,7 +1,7 @@
 // COAT's range expansion in loops: Coding.encode and decode of altgrad/optim/state_codec.py with `expand`.
 //
-// Logarithms and powers are of float64 and within some 2^-50, as those of torch are. What is made of them is rounded to
-// float32, so that one in some 2^20 may differ in its last bit, and a code only where that crosses a threshold.
+// Logarithms and powers are float64 and within some 2^-50, as torch's are. Results are rounded to float32, so one in
+// some 2^20 may differ in its last bit. A code differs only where this crosses a threshold.
 
 #pragma once
 
@@ -48,20 +48,20 @@ inline double exponential_of_two(double x) {
   return std::bit_cast<double>(std::bit_cast<uint64_t>(value) + (std::bit_cast<uint64_t>(shifted) << 52));
 }
 
-// The least magnitude that is not zero, or else amax.
+// Returns the least magnitude that is not zero; amax if all are zero.
 inline float least_of(const float* x, int64_t n, float amax) {
   uint32_t found = UINT32_MAX;  // of bits less one, so that zero is above all others
   for (int64_t i = 0; i < n; ++i) found = std::min(found, (std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu) - 1);
   return found == UINT32_MAX ? amax : std::bit_cast<float>(found + 1);
 }
 
-// The power that brings the range of a block to `binades`.
+// Returns the power that expands the range of a block, amax / least, to `binades`.
 inline float expansion_of(float amax, float least, double binades) {
   const double own = std::log2(static_cast<double>(amax) / static_cast<double>(least));
   return own > 0 ? static_cast<float>(binades / own) : 1.0f;
 }
 
-// (|x| / amax)^power * largest, with the sign of x.
+// Replaces x by (|x| / amax)^power * largest, with the sign of x.
 inline void expand(float* __restrict x, int64_t n, const float amax, const double power, const double largest) {
   constexpr int64_t kTogether = 32;  // in two loops, whose elements wait less for each other
   double exponents[kTogether];
@@ -75,7 +75,7 @@ inline void expand(float* __restrict x, int64_t n, const float amax, const doubl
   }
 }
 
-// Of logarithms of values over the largest: (value / largest)^(1 / power) * amax.
+// Writes (value / largest)^(1 / power) * amax, from the logarithms of value / largest.
 inline void contract(const double* __restrict logarithms, int64_t n, const double power, const double amax,
                      float* __restrict out) {
   const double inverse = 1.0 / power;

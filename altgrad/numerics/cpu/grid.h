@@ -41,11 +41,11 @@ constexpr int64_t kGrain = 1 << 17;  // elements per thread, some 30 us: waking 
 
 // --- the quantization grid -----------------------------------------------------------------------
 
-// Packed by constants.py.
+// A format, read from the tensor that constants.py packs.
 struct Grid {
   float max, ulps, spacing, root, zero, target;
 
-  // first: index of the format's constants, after those of another format.
+  // first: index of the format's first constant; packed::kSize for the second format of a tensor.
   explicit Grid(const Tensor& constants, int64_t first = 0) {
     const float* c = constants.const_data_ptr<float>() + first;
     max = c[packed::kMax], ulps = c[packed::kUlps], spacing = c[packed::kSpacing];
@@ -83,8 +83,8 @@ inline float exact_product_plus(float a, float b, float c) {
 #endif
 }
 
-// How an element is scaled: it is multiplied by its scale (Scale), or the format's values are divided by the scale, a
-// power of two (Moved); then `lowest` are the bits of their smallest normal value.
+// How an element is scaled. Scale: it is multiplied by `factor`. Moved: the format's values are divided by the scale, a
+// power of two, and `lowest` has the bits of their smallest normal value.
 struct Scale {
   float factor;
 };
@@ -202,7 +202,7 @@ inline void store_pair(bf16* to, uint32_t pair) { std::memcpy(to, &pair, sizeof 
 // Returns |x| as an unsigned number of its own width, which is monotone in |x|, with NaN above infinity.
 inline uint32_t order(float x) { return std::bit_cast<uint32_t>(x) & 0x7fffffffu; }
 inline uint16_t order(bf16 x) { return x & 0x7fffu; }
-inline uint32_t order(uint32_t x) { return x; }  // found before
+inline uint32_t order(uint32_t x) { return x; }  // is one already
 // Clang 14 takes std::isfinite(NaN) for true in loops for ARM's SVE.
 inline bool is_finite(float x) { return order(x) < 0x7f800000u; }
 inline float from_order(uint32_t x) { return std::bit_cast<float>(x); }
@@ -228,9 +228,9 @@ void find_largest_of_columns(const T* x, int64_t rows, int64_t columns, int64_t 
 
 // --- scales --------------------------------------------------------------------------------------
 
-// How amax becomes a scale: the ratio as float32, or a power of two. Its exponent is the difference of the exponents of
-// target and amax, minus one if the mantissa of amax is beyond a limit. Rules differ only in that limit, so loops over
-// scales do not branch on them.
+// How amax becomes a scale: the ratio as float32, or a power of two. The power's exponent is the exponent of the target
+// less that of amax, and one less if the mantissa of amax is beyond a limit. Rules differ only in the limit, so loops
+// over scales do not branch on them.
 struct ScaleRule {
   bool float32;
   double target;

@@ -1,7 +1,7 @@
-// The operators of a training step on a CPU: what they are told, and which loops do it.
+// The operators of a training step on a CPU: their arguments, and the loops that they run.
 //
 // operand_definition.py defines them in tensor operations; every bit agrees, which tests and the proof over all float32
-// inputs check. Compiled for the machine at hand, with fp-contract off.
+// inputs check. loops.py compiles this source for its machine, with fp-contract off.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -21,7 +21,7 @@
 namespace altgrad {
 namespace {
 
-// amax of a tensor in earlier steps, newest first, 0 for a step that has not been.
+// The amax of a tensor in earlier steps, newest first, 0 for a step that has not happened.
 struct History {
   float* entries;
   int64_t length;
@@ -43,7 +43,7 @@ struct History {
   }
 };
 
-// Writes the operand of a tensor with several scales to values, which may be that tensor.
+// Writes the operand of `from`, which has several scales, to `values`, which may be the same tensor.
 void round_parts(const Tensor& from, Tensor& values, const Grid& grid, const Scaling& scaling, float* scales) {
   const Shape shape{from.size(0), from.size(1)};
   const int64_t block = scaling.block;
@@ -58,8 +58,8 @@ void round_parts(const Tensor& from, Tensor& values, const Grid& grid, const Sca
   });
 }
 
-// Writes the operands of xs to ys, which may be the same tensors, and their scales one tensor's after the other's.
-// histories: set the scale of each tensor, or none at all. learns: what they keep of their tensor. streams: random
+// Writes the operands of xs to ys, which may be the same tensors, and the scales of all tensors, one after the other.
+// histories: one per tensor, which sets its scale, or none. learns: which amax a history stores. streams: random
 // numbers for each tensor, from place `first` on, or none to round to nearest.
 struct Call {
   Scaling scaling;
@@ -92,7 +92,7 @@ struct Call {
   }
 
  private:
-  // To nearest, one scale each.
+  // Rounds to nearest, with one scale per tensor.
   void quantize_together(std::span<const Tensor> xs, std::span<Tensor> ys, std::span<const Tensor> constants,
                          std::span<Tensor> histories, float* scales) const {
     std::vector<Range> ranges;
@@ -120,7 +120,7 @@ Tensor quantize_into(Tensor x, Tensor values, Tensor constants, std::vector<Tens
   return call.quantize(x, values, constants, histories, streams);
 }
 
-// Several at once. Returns their scales one tensor's after the other's.
+// Quantizes several tensors. Returns the scales of all tensors, one after the other.
 Tensor quantize_each_into(std::vector<Tensor> xs, std::vector<Tensor> values, std::vector<Tensor> constants,
                           std::vector<Tensor> histories, std::vector<Tensor> streams, int64_t first, bool newest,
                           int64_t learns, int64_t block, int64_t dim, int64_t rule) {
@@ -150,7 +150,7 @@ Tensor rotate_rows(Tensor x, Tensor signs) {
   return y;
 }
 
-// Rows of the stream must begin and end at first and first + count.
+// `first` and `count` must be multiples of Stream::kRow.
 Tensor random_signs(Tensor stream, int64_t first, int64_t count) {
   Tensor signs = torch::stable::new_empty(stream, {count}, ScalarType::Float);
   const Stream counter = Stream::of(stream.const_data_ptr<int64_t>());

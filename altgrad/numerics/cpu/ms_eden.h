@@ -11,8 +11,8 @@
 
 namespace altgrad {
 
-// x: rotated; its groups are `high` rows of one column. Sums are over 128 rows, in stripes of columns that fit the
-// first cache.
+// Writes the MS-EDEN values of x, which is rotated, to y. Groups are `high` rows of one column. Sums are over 128 rows,
+// in stripes of columns that fit the first cache.
 template <class T, class U, class R>
 void round_ms_eden(const T* x, U* y, const Groups& g, const float* amaxes, const Scales& scales, const Stream& stream,
                    int64_t first, const R round) {

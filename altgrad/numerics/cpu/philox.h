@@ -23,7 +23,7 @@ struct Stream {
 
   static constexpr int64_t kRow = 4 * philox::kLanes;  // places of one block per lane
 
-  // Writes the numbers for places first to first + n, and for the rest of the last row. A row begins at first.
+  // Writes the numbers of n places from `first` on, where a row begins, and of the rest of the last row.
   void uniform(int64_t first, int64_t n, float* __restrict out) const { write(first, n, out, number); }
 
   // Writes 1 or -1 by the words' lowest bits; places as in `uniform`.
@@ -70,7 +70,7 @@ struct Stream {
   // Only the first word of the counter differs between lanes, so half of the first two rounds is computed beforehand.
   template <class F>
   void row(uint32_t block, float* __restrict out, const F& of) const {
-    constexpr int kGroups = philox::kLanes / kWords;  // independent, as each has to wait for its products
+    constexpr int kGroups = philox::kLanes / kWords;  // independent of each other, as each waits for its products
     const Words zero{}, multiplier0 = zero + philox::kMultiplier0, multiplier1 = zero + philox::kMultiplier1;
     const uint64_t first = uint64_t{tensor} * philox::kMultiplier1, at = static_cast<uint32_t>(first >> 32) ^ step;
     const uint64_t second = at * philox::kMultiplier0;

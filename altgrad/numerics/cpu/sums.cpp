@@ -123,7 +123,7 @@ Tensor magnitudes(Tensor x) { return packed_numbers(x, {magnitudes_of(torch::sta
 
 // --- what rounding does -------------------------------------------------------------------------------------------
 
-// One scale for all, one per element, or one of a row; the last two divide the error by the scale.
+// One scale for all, one per element, or one for a row; with the last two the error is divided by the scale.
 template <bool kOfRow>
 struct OneScale {
   float scale;
@@ -201,7 +201,7 @@ Tensor rounding_sums(Tensor x, Tensor constants, Tensor scale) {
   return packed_numbers(x, {rounding_of(torch::stable::contiguous(x), Grid(constants), scales)});
 }
 
-// Returns magnitudes, the one scale that they or the remembered amax set, and rounding_sums.
+// Returns the magnitudes, the scale, which the remembered amax or else x sets, and rounding_sums.
 Tensor one_scale_sums(Tensor x, Tensor constants, Tensor remembered, int64_t rule) {
   x = torch::stable::contiguous(x);
   const Grid grid(constants);
@@ -240,7 +240,7 @@ constexpr int64_t kMostBinades = 32;
 constexpr size_t kGap = 4, kBinades = 5;  // places of the numbers: four counts, the gap, two by binade
 using Step = Found<kBinades + 2 * kMostBinades>;
 
-// A step's tensors from a place on. One scale is read from a buffer filled with it.
+// A step's tensors from a place on. A single scale fills a buffer, which is read again for every chunk.
 struct Weights {
   const float *old, *now, *wanted, *grad, *before, *after;
   bool one_before, one_after;
@@ -271,7 +271,7 @@ void add_chunk(Step& found, const Weights& w, int64_t n, const Spacing& spacing,
     gap[i] = absolute((w.wanted[i] - w.old[i]) - moved[i]) / ulp;
     rungs[i] = absolute(w.now[i] - w.old[i]) / ulp;
   }
-  for (int64_t i = 0; i < n; ++i) {  // by the power of two nearest to the ratio of the scales
+  for (int64_t i = 0; i < n; ++i) {  // times the power of two nearest to the ratio of the scales
     shifted[i] = held[i] * power_of_two_below(w.after[i] / w.before[i] * std::numbers::sqrt2_v<float>);
   }
   uint32_t wanted = 0, stalled = 0, flips = 0, descending = 0;

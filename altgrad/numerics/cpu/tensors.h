@@ -1,4 +1,4 @@
-// What the operators are told about scales, the tensors that scales are returned in, and operands with one scale.
+// How operators describe scales, tensors of returned scales, and operands with one scale.
 
 #pragma once
 
@@ -33,9 +33,9 @@ struct Scaling {
   int64_t rule;
 
   bool two_level() const { return rule >= scale_rule::kTwoLevel; }
-  // Whether only round_groups does it, in two passes.
+  // Whether it takes round_groups, with two passes.
   bool in_groups() const { return two_level() || block < -1 || (block > 0 && rule == scale_rule::kFloat32); }
-  // The shape of the scales that are returned: none of blocks, unless they are under one of the tensor.
+  // Shape of the returned scales: none for one-level blocks, the tensor's scale for two levels.
   std::vector<int64_t> sizes(const Tensor& x) const {
     if (block == 0 || two_level()) return {};
     if (block != -1) return {0};
@@ -48,9 +48,9 @@ struct Scaling {
   }
 };
 
-// In block_scales.cpp: writes the operand of x to y, which may be x, and the scales that are returned to `kept`.
-// Returns the amax of x. known: the amax that sets the tensor's scale, 0 for that of x. stream: random numbers, of which
-// the first element takes the one at place `first`; null to round to nearest.
+// In block_scales.cpp: writes the operand of x to y, which may be x, and the returned scales to `kept`. Returns the
+// amax of x. known: the amax that sets the tensor's scale; 0: the amax of x does. stream: random numbers, from place
+// `first` on; null to round to nearest.
 float round_groups(const Tensor& x, Tensor& y, const Tensor& constants, const Scaling& scaling, float known,
                    const Stream* stream, int64_t first, float* kept);
 
@@ -66,13 +66,13 @@ struct Range {
   const Tensor* x;
   Tensor* y;
   Grid grid;
-  float known = 0;  // the amax that sets the scale; 0: that of x
+  float known = 0;  // the amax that sets the scale; 0: the amax of x does
   float amax = 0, scale = 1;
 
   bool is_known() const { return known > 0; }
 };
 
-// Rounds and returns the largest magnitude, in one pass.
+// Rounds x to y and returns the largest magnitude of x as its `order`, in one pass.
 template <class T, class U, class R>
 uint32_t round_and_find_largest(const T* x, U* y, int64_t n, float scale, const R& round) {
   Order<T> found = 0;
@@ -86,8 +86,8 @@ uint32_t round_and_find_largest(const T* x, U* y, int64_t n, float scale, const 
 }
 
 // Rounds all tensors as if they were one, so that small tensors keep every thread busy too. If the scale is known
-// beforehand, amax is found while rounding. Otherwise a first pass finds it, from the end, which was written last and
-// is still in the cache, back to the beginning, where rounding then starts in the cache.
+// beforehand, amax is found while rounding. Otherwise a first pass finds amax. It runs from the end, which was written
+// last and is still in the cache, to the beginning, which is then in the cache when rounding starts.
 inline void round_tensors(std::span<Range> ranges, int64_t rule) {
   std::vector<Span> spans;
   for (size_t i = 0; i < ranges.size(); ++i) {

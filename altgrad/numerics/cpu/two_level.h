@@ -12,8 +12,8 @@
 
 namespace altgrad {
 
-// For each group, the factor of its elements before rounding, and the scale afterwards: values are multiplied by it if
-// it is one of two levels, and divided by it if it is one level that is taken off again.
+// For each group: `factor` multiplies its elements before rounding. Rounded values are then multiplied by `back` (two
+// levels), divided by it (one level that values do not keep), or left as they are.
 struct Factors {
   std::vector<float> factor, back;
 
@@ -33,7 +33,7 @@ class Scales {
     lower_ = std::ldexp(1.0, std::ilogb(target_ * (1 - 0x1p-52)));
   }
 
-  // For MS-EDEN: brings a block's largest magnitude beyond the largest value, and leaves room above the block scales.
+  // For MS-EDEN: lets a block's largest magnitude exceed the largest value, and leaves room above the block scales.
   void clip(double clip, double room) {
     target_ /= clip, top_ = std::ldexp(1.0, std::ilogb(top_ * (1 - 0x1p-52))) * room;
   }
