@@ -99,7 +99,7 @@ class Recorder:
         self._hooks = [before(self._before_hook), after(self._after_hook)]
 
     def observe(self, loss: Callable[[], Tensor]) -> None:
-        """If the coming step is due, call ``loss()`` and show the monitors every layer's tensors during that call.
+        """If the monitors are due at the coming step, call ``loss()`` and show them every layer's tensors in that call.
 
         ``loss`` returns the scalar loss of a batch. Call `observe` before the step's own forward pass, under the same
         autocast. Only the first call of a step counts.

@@ -259,7 +259,7 @@ def _grad_operands(
 ) -> tuple[Operand, Operand]:
     """Return ``grad`` (n, m) quantized for the product that sums over its columns, and for the one over its rows.
 
-    Without ``for_weight`` both are the first operand.
+    Without ``for_weight`` the second operand is the first one.
     """
     grad, free = owned(grad)
     scaling, dtype, learns = settings.grad, settings.operand_dtype, settings.grad_learns
