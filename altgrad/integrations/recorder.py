@@ -79,7 +79,7 @@ class Recorder:
         self.step = self._first = self._observed = self._prepared = resume_step or 0
         self._when, self._began = when or MonitorSettings(), time.perf_counter()
         self._monitor, self._updates = TensorMonitor(model, {}), UpdateMonitor(model, optimizer)
-        self._watched = ExitStack()  # the step whose update is watched
+        self._watched = ExitStack()  # watches the update of the current step
         self._seen: list[Measurement] = []  # monitors' rows of this step
         self._lr: float | None = None
         self._row: list[Any] = []  # the row of the last step that was logged

@@ -184,7 +184,7 @@ class GatheredCodes(torch.Tensor):
 
 def gathered_operands(weight: GatheredCodes, quantizer: Quantizer, operand_dtype: torch.dtype) -> Operands:
     """Return the operands of a ``weight`` gathered as codes; for emulated products with ``operand_dtype`` values."""
-    # The same memory as FSDP2's, which empties it after the forward pass and fills it again for the backward pass.
+    # The codes share FSDP2's memory: FSDP2 empties it after the forward pass and refills it for the backward pass.
     backward = Operand(weight.codes, weight.scale, quantizer.constants)
     forward = backward.decoded(operand_dtype)
     if quantizer.scaling.hardware is not None:

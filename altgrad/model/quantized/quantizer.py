@@ -89,7 +89,7 @@ class Quantizer(nn.Module):
     Attributes:
         constants: the format and the block scales' format, as a tensor: so one compiled graph serves every format.
         history: amax values (delayed: the last ones; static: the first), 0 for a step that has not happened. Saved.
-        stream: seed, tensor number and count of the last stochastic rounding. Saved, so a resumed run draws the same.
+        stream: seed, tensor number and count of the last stochastic rounding. Saved, so a resumed run draws the next.
 
     Buffers follow the model to a device and keep their dtypes when it is cast. Leaving the ``meta`` device sets them to
     their values before the first step. A checkpoint loads with or without a history and a stream.
