@@ -1,6 +1,6 @@
-"""Other people's training programs: what records their runs, and a module for each framework.
+"""Other people's training programs: `Recorder` records their runs, and each framework has a module.
 
-No framework is imported here. Each has a module of its own, which imports it.
+Importing the package imports no framework. Only the framework's own module imports it.
 """
 
 from altgrad.integrations.recorder import Recorder

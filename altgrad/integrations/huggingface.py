@@ -1,4 +1,4 @@
-"""Hugging Face's `Trainer`: a callback that records its run."""
+"""Hugging Face's `Trainer`: a callback that records a training run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from altgrad.integrations.recorder import Recorder
 
 
 class RecorderCallback(TrainerCallback):
-    """Records the run of a `Trainer` in ``folder``; ``settings`` are those of a `Recorder`, without ``steps``.
+    """Records a run of a `Trainer` in ``folder``; ``settings`` go to `Recorder`, without ``steps`` and ``resume_step``.
 
-    It writes the rows that the Trainer logs, whose losses are means since the row before. The monitors look at the
-    first batch of a step, of a model that returns its loss. A resumed run goes on in the same files. It has the rows of
-    an uninterrupted one if ``logging_steps`` divides ``save_steps``.
+    Each record that the Trainer logs becomes a row. Its loss is the mean since the row before. The monitors observe the
+    first batch of a step if the batch has ``labels``, so that the model returns its loss. A resumed run continues the
+    same files. It has the rows of an uninterrupted run if ``logging_steps`` divides ``save_steps``.
     """
 
     def __init__(self, folder: str | Path, **settings: Any) -> None:
@@ -25,7 +25,7 @@ class RecorderCallback(TrainerCallback):
         self._hook: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Begin, or go on from the checkpoint that was loaded."""
+        """Begin a record, or continue the record of the checkpoint that the Trainer loaded."""
         self._close()
         recorder = self._recorder = Recorder(
             self._folder, given["model"], given["optimizer"], steps=state.max_steps,
@@ -33,7 +33,7 @@ class RecorderCallback(TrainerCallback):
         )  # fmt: skip
 
         def observe(model: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-            if "labels" in named:  # the call inside of it finds the step observed already
+            if "labels" in named:  # the lambda's call comes here too, with the step observed already
                 recorder.observe(lambda: model(*inputs, **named).loss)
 
         self._hook = given["model"].register_forward_pre_hook(observe, prepend=True, with_kwargs=True)
@@ -43,7 +43,7 @@ class RecorderCallback(TrainerCallback):
             self._recorder.log(logs.get("loss"), val_loss=logs.get("eval_loss"), norm=logs.get("grad_norm"))
 
     def on_save(self, *arguments: Any, **given: Any) -> None:
-        """Write all rows to disk with the checkpoint."""
+        """Write all rows to disk when the Trainer saves a checkpoint."""
         if self._recorder:
             self._recorder.sync()
 

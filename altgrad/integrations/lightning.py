@@ -1,4 +1,4 @@
-"""Lightning: a callback that quantizes the module, and one that records its run."""
+"""Lightning: a callback that quantizes a module, and a callback that records a training run."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from altgrad.model import Recipe, layer_recipe, linear_layers, quantize_model
 
 
 class QuantizeCallback(Callback):
-    """Quantizes the linear layers of the module that ``recipe`` matches, as `quantize_model` does, with any precision.
+    """Quantizes the module's linear layers that ``recipe`` matches, as `quantize_model` does, with any precision.
 
-    It does so before a checkpoint is loaded and the optimizer is made; a precision plugin would be too late for a
-    checkpoint with remembered scales.
+    It quantizes before Lightning loads a checkpoint and makes the optimizer. A precision plugin would quantize too
+    late to load a checkpoint's remembered scales.
     """
 
     def __init__(self, recipe: Recipe, *, seed: int = 0) -> None:
         self._recipe, self._seed = recipe, seed
 
     def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
-        """Quantize ``module`` in place, the first time that it is given."""
+        """Quantize ``module`` in place, unless one of its layers is quantized already."""
         if not any(layer_recipe(layer) for layer in linear_layers(module).values()):
             quantize_model(module, self._recipe, seed=self._seed)
 
 
 class RecorderCallback(Callback):
-    """Records the run of a Trainer in ``folder``; ``settings`` are those of a `Recorder`, without ``steps``.
+    """Records a run of a Trainer in ``folder``; ``settings`` go to `Recorder`, without ``steps`` and ``resume_step``.
 
-    It writes a row every ``log_every_n_steps`` of the Trainer, with the loss of that step. Where the monitors look,
-    ``training_step`` is called once more, without its logs. ``val_loss`` is the name of the logged validation loss.
-    For automatic optimization with one optimizer.
+    It writes a row with the step's loss every ``log_every_n_steps`` steps of the Trainer. Before a step that the
+    monitors observe, it calls ``training_step`` once more, without logging. ``val_loss`` is the name under which the
+    module logs its validation loss. The module must use automatic optimization with one optimizer.
     """
 
     def __init__(self, folder: str | Path, *, val_loss: str = "val_loss", **settings: Any) -> None:
         self._folder, self._val_loss, self._settings = folder, val_loss, settings
         self._recorder: Recorder | None = None
-        self._loss, self._logged = 0.0, 0  # of the step under way; the last step with its loss in a row
+        self._loss, self._logged = 0.0, 0  # loss of the current step so far; the last complete step
 
     def on_train_start(self, trainer: Trainer, module: LightningModule) -> None:
-        """Begin, or go on from the checkpoint that was loaded."""
+        """Begin a record, or continue the record of the checkpoint that the Trainer loaded."""
         if not module.automatic_optimization or len(trainer.optimizers) != 1:
             raise ValueError("to be recorded, a module needs automatic optimization and one optimizer")
         self._close()
@@ -56,7 +56,7 @@ class RecorderCallback(Callback):
         )  # fmt: skip
 
     def on_train_batch_start(self, trainer: Trainer, module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Show the step's first batch to the monitors."""
+        """Show the step's first batch to the monitors, if they are due."""
         step = module.training_step
         inputs = (batch, batch_idx)[: len(inspect.signature(step).parameters)]
 
@@ -69,12 +69,12 @@ class RecorderCallback(Callback):
                 self._recorder.observe(loss)
 
     def on_before_optimizer_step(self, trainer: Trainer, module: LightningModule, optimizer: Any) -> None:
-        """Record the gradients, which the step's closure has just computed."""
+        """Record the gradients that the step's closure has just computed."""
         if self._recorder:
             self._recorder.before_step()
 
     def on_train_batch_end(self, trainer: Trainer, module: LightningModule, outputs: Any, *batch: Any) -> None:
-        """Add the batch's share to the step's loss; write a row where one is due."""
+        """Add the batch's share to the step's loss; after the step's last batch write a row if one is due."""
         if not self._recorder:
             return
         self._loss += float(outputs["loss"])
@@ -91,7 +91,7 @@ class RecorderCallback(Callback):
             self._recorder.log(val_loss=trainer.callback_metrics[self._val_loss])
 
     def on_save_checkpoint(self, *arguments: Any) -> None:
-        """Write all rows to disk with the checkpoint."""
+        """Write all rows to disk when the Trainer saves a checkpoint."""
         if self._recorder:
             self._recorder.sync()
 
@@ -101,7 +101,7 @@ class RecorderCallback(Callback):
         self._close()
 
     def on_exception(self, trainer: Trainer, module: LightningModule, exception: BaseException) -> None:
-        """Close the files, which a resumed run continues."""
+        """Close the files; a resumed run continues them."""
         self._close()
 
     def _close(self) -> None:
@@ -112,7 +112,7 @@ class RecorderCallback(Callback):
 
 @contextmanager
 def _silent(module: LightningModule) -> Iterator[None]:
-    """Drop the logs of ``module`` meanwhile: the batch is logged when it is trained on."""
+    """Discard what ``module`` logs within the context: it logs the batch again when it trains on the batch."""
     for name in ("log", "log_dict"):
         vars(module)[name] = lambda *arguments, **options: None
     try:

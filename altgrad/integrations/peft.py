@@ -1,4 +1,4 @@
-"""PEFT: LoRA adapters beside quantized layers, whichever comes first."""
+"""PEFT: LoRA adapters beside quantized layers, added before or after the model is quantized."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ BASE = ".base_layer"
 
 
 class LoraQuantizedLinear(Linear):
-    """LoRA beside a quantized layer with a frozen weight: the adapter's own two products stay unquantized.
+    """A quantized layer with a frozen weight and a LoRA adapter; the adapter's two products stay unquantized.
 
-    Merged, the sum of weight and adapter is quantized in place of the weight, so outputs differ by its rounding.
+    After merging, the layer quantizes the sum of weight and adapter, so outputs change by a rounding.
     """
 
     def __init__(self, base_layer: nn.Module, adapter_name: str, config: LoraConfig, **options: Any) -> None:
         quantized: Any = base_layer.get_base_layer() if isinstance(base_layer, LoraLayer) else base_layer
         config = copy.copy(config)
-        config.fan_in_fan_out = quantized.transposed  # how the weight is stored, as LoRA calls it
+        config.fan_in_fan_out = quantized.transposed  # PEFT's name for a weight stored as (in, out)
         super().__init__(base_layer, adapter_name, config=config, **options)
 
     def _get_in_out_features(self, module: Any) -> tuple[int, int]:
@@ -36,15 +36,15 @@ class LoraQuantizedLinear(Linear):
 
     @property
     def lora_variants(self) -> dict[tuple[str, ...], None]:
-        """Plain LoRA alone: PEFT refuses its variants here, which compute with the weight itself."""
+        """Plain LoRA only: PEFT then refuses its variants, which would compute with the unquantized weight."""
         return {(): None}
 
 
 def lora_config(config: LoraConfig) -> LoraConfig:
-    """Return ``config``, made to accept quantized layers in `get_peft_model` and `PeftModel.from_pretrained`.
+    """Change ``config`` so that `get_peft_model` and `PeftModel.from_pretrained` accept quantized layers; return it.
 
-    Raises ``ValueError`` for ``target_modules="all-linear"``, which would find no quantized layer, and for modules to
-    save whose ties ``ensure_weight_tying`` keeps by plain layers.
+    Raises ``ValueError`` for ``target_modules="all-linear"``, which finds no quantized layer, and for
+    ``modules_to_save`` with ``ensure_weight_tying``, which would replace a quantized head by a plain layer.
     """
     if isinstance(config.target_modules, str) and config.target_modules.lower() == "all-linear":
         raise ValueError('target_modules="all-linear" finds no quantized layer; name the modules, or add LoRA first')
@@ -55,10 +55,11 @@ def lora_config(config: LoraConfig) -> LoraConfig:
 
 
 def quantize_model(model: Model, recipe: Recipe, *, seed: int = 0) -> Model:
-    """Quantize a model with LoRA adapters, in place, as `altgrad.model.quantize_model` does one without; return it.
+    """Quantize ``model``, which has LoRA adapters, in place, as `altgrad.model.quantize_model` does; return it.
 
-    The patterns of ``recipe`` match the names that layers have without PEFT. Copies by ``modules_to_save`` are
-    quantized like their layers, adapters are not. Raises ``ValueError`` as `altgrad.model.quantize_model` does.
+    The patterns of ``recipe`` match the names that layers have without PEFT, such as ``lm_head``. A copy in
+    ``modules_to_save`` is quantized like the layer it copies. Adapters stay unquantized. Raises ``ValueError`` as
+    `altgrad.model.quantize_model` does.
     """
     name_before = _names_before_peft(model)
     adapters = tuple(f"{name}.lora_" for name, module in model.named_modules() if isinstance(module, LoraLayer))
@@ -72,7 +73,7 @@ def quantize_model(model: Model, recipe: Recipe, *, seed: int = 0) -> Model:
 
 
 def _names_before_peft(model: nn.Module) -> Callable[[str], str]:
-    """Return a function from a module's name in ``model`` to its name without PEFT, the same for its saved copies."""
+    """Return a function from a module's name in ``model`` to its name before PEFT; a saved copy has its original's."""
     places = {
         f"{name}.{place}.": f"{name}."
         for name, module in model.named_modules() if isinstance(module, ModulesToSaveWrapper)

@@ -1,7 +1,7 @@
-"""``Recorder``: history and monitors of a run that any loop trains, in the files that a run of the bench leaves.
+"""``Recorder`` writes history and monitors of a run that any loop trains, in the same files as a run of the bench.
 
 `make watch`, trackers and the report read these files. In the project folder, ``data/grid`` lists the runs and their
-settings, ``scratch`` has rows while they train, ``data/runs`` and ``data/diag`` have their results.
+settings. ``scratch`` has a run's rows while it trains, ``data/runs`` and ``data/diag`` have its results.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ LISTS = {"format": "formats", "optimizer": "optimizers", "seed": "seeds", "lr_sc
 
 
 class Recorder:
-    """Records the run of ``model`` that ``optimizer`` trains.
+    """Records the run in which ``optimizer`` trains ``model``.
 
     The optimizer's hooks count the steps and show gradients and updates to the monitors. The loop passes its losses to
-    :meth:`log`, and a batch to :meth:`observe` where the monitors are to see the layers' tensors. Recording changes no
-    bit of a run. Of several processes only the first records, without monitors.
+    :meth:`log`. With :meth:`observe` it lets the monitors see the layers' tensors too. Recording changes no bit of a
+    run. With several processes only the first process records, without monitors.
 
     Args:
-        folder: of its own, for all runs that are to be compared; made if need be.
+        folder: a project folder for all runs that a report compares; created if missing.
         model: quantized or not.
-        optimizer: one of `build_optimizer`.
-        format, name, seed: what is quantized, the arm's name, and the loop's seed. With ``lr_scale``, a multiple of a
-            learning rate, they name the run, and a report compares by them.
+        optimizer: from `build_optimizer`, also inside Accelerate's wrapper.
+        format, name, seed: the name of what is quantized, the optimizer's name, and the loop's seed. Together with
+            ``lr_scale``, by which the learning rate was multiplied, they name the run, and reports compare by them.
         steps: optimizer steps of the whole run.
         tokens_per_step: tokens, or samples, per step.
-        baseline: the ``format`` that others are compared with.
+        baseline: the ``format`` that reports compare the others with.
         corpus: the name of the training data.
         vocab_size: classes of the loss; default: rows of the largest embedding, or outputs of the last linear layer.
-        when: how often the monitors look, and at what; ``outputs`` are of the bench's own model alone.
-        resume_step: step of the checkpoint from which the loop goes on; later rows are dropped.
+        when: what the monitors observe and how often; ``outputs`` are recorded for the bench's own model alone.
+        resume_step: step of the checkpoint that the loop continues from; later rows are dropped. ``None``: a new run.
 
-    Raises ``TypeError`` for another optimizer, ``ValueError`` for a name that no file can have, and
-    :class:`altgrad.config.UserError` for a folder whose runs cannot be compared with this one.
+    Raises ``TypeError`` for any other optimizer, ``ValueError`` for a name that cannot be in a file's name, and
+    :class:`altgrad.config.UserError` for a folder whose runs cannot be compared with this run.
     """
 
     def __init__(
@@ -72,18 +72,18 @@ class Recorder:
         corpus: str = "unnamed", vocab_size: int | None = None, when: MonitorSettings | None = None,
         resume_step: int | None = None,
     ) -> None:  # fmt: skip
-        optimizer = getattr(optimizer, "optimizer", optimizer)  # the one inside Accelerate's
+        optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate's wrapper has it there
         if not isinstance(optimizer, ArmOptimizer):
             raise TypeError(f"expected an optimizer of build_optimizer, got {type(optimizer).__name__}")
         self.model, self.optimizer, self.tokens_per_step = model, optimizer, tokens_per_step
         self.step = self._first = self._observed = self._prepared = resume_step or 0
         self._when, self._began = when or MonitorSettings(), time.perf_counter()
         self._monitor, self._updates = TensorMonitor(model, {}), UpdateMonitor(model, optimizer)
-        self._watched = ExitStack()  # the step whose update is watched
+        self._watched = ExitStack()  # watches the update of the current step
         self._seen: list[Measurement] = []  # monitors' rows of this step
         self._lr: float | None = None
-        self._row: list[Any] = []  # of the last step that was logged,
-        self._written: list[Any] = []  # as it stands in the file
+        self._row: list[Any] = []  # the row of the last step that was logged
+        self._written: list[Any] = []  # the row that was written to the file last
         self._logs: list[RowLog] = []  # the history and the monitors
         identity = {"format": format, "optimizer": name, "seed": seed, "lr_scale": lr_scale}
         self._root, self._settings = Path(folder), _settings(model, optimizer, identity, steps)
@@ -99,9 +99,10 @@ class Recorder:
         self._hooks = [before(self._before_hook), after(self._after_hook)]
 
     def observe(self, loss: Callable[[], Tensor]) -> None:
-        """Show every layer's tensors under ``loss()``, the coming step's scalar loss, to the monitors if that is due.
+        """If the monitors are due at the coming step, call ``loss()`` and show them every layer's tensors in that call.
 
-        Call it before the step's own forward pass, within its autocast. Only the first batch of a step counts.
+        ``loss`` returns the scalar loss of a batch. Call `observe` before the step's own forward pass, under the same
+        autocast. Only the first call of a step counts.
         """
         if self._observed <= self.step and self.model.training:
             self._observed = self.step + 1
@@ -109,7 +110,10 @@ class Recorder:
                 self._seen += self._monitor.observe(self._observed, loss, {"tensors"})
 
     def before_step(self) -> None:
-        """Read the step's gradients: for loops that pass ``step`` a closure, which call it after it, once a step."""
+        """Show the coming step's gradients to the monitors; only the first call of a step counts.
+
+        The optimizer's hook calls it. If the loop passes a closure to ``step``, the closure must call it at its end.
+        """
         if self._prepared > self.step:
             return
         self._prepared = self.step + 1
@@ -121,9 +125,10 @@ class Recorder:
             self._watched.enter_context(self._updates.watching(self._prepared, self._seen))
 
     def log(self, train_loss: Any = None, *, val_loss: Any = None, norm: Any = None) -> None:
-        """Write a row of the history for the last step; later calls of the same step add to it.
+        """Set values in the history's row of the last step; several calls for one step share its row.
 
-        Losses are nats per token (or sample), numbers or tensors of one element; ``norm`` is that of all gradients.
+        Losses are nats per token (or sample), ``norm`` is the norm of all gradients. Each is a number or a tensor of
+        one element; ``None`` leaves its column as it is.
         """
         if not self._row or self._row[STEP] != self.step:
             self._write_row()
@@ -152,7 +157,7 @@ class Recorder:
         self.close()
 
     def close(self) -> None:
-        """Remove the optimizer's hooks and close the files, which a resumed run continues."""
+        """Remove the optimizer's hooks and close the files; a resumed run continues them."""
         for hook in self._hooks:
             hook.remove()
         for log in self._logs:
@@ -168,7 +173,7 @@ class Recorder:
         self.close()
 
     def _before_hook(self, optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not any(callable(given) for given in (*args[1:], kwargs.get("closure"))):  # the first is the optimizer
+        if not any(callable(given) for given in (*args[1:], kwargs.get("closure"))):  # args[0] is the optimizer
             self.before_step()
 
     def _after_hook(self, *_: Any) -> None:
@@ -187,9 +192,10 @@ class Recorder:
             self._written = list(self._row)
 
     def _list_run(self, corpus: dict[str, Any], baseline: str) -> None:
-        """Add the run to the folder's list, and remove the results of an earlier run of that name.
+        """Add the run to the folder's list, and remove the results of an earlier run with the same name.
 
-        ``corpus`` is the content of ``data/tokens/meta.json``.
+        ``corpus`` is the content of ``data/tokens/meta.json``. Raises `UserError` if the folder's runs have another
+        corpus or baseline.
         """
         root, key, grid_folder = self._root, self._key, self._root / "data/grid"
         with only_worker(root / "scratch/recording", lambda: None):
@@ -214,7 +220,7 @@ class Recorder:
                 write_json(grid_folder / "index.json", index)
 
     def _write_diagnosis(self) -> None:
-        """Write that no weight was diagnosed."""
+        """Write an empty diagnosis: a recorded run keeps no weights."""
         folder, settings = self._root / "data/diag", self._root / f"data/grid/{self._key}.json"
         write_rows(folder / f"{self._key}.parquet", [], SCHEMA)
         diagnosis = {"key": self._key, "cell_sha256": sha256_of(settings), "summary": {}, "flags": []}
@@ -237,7 +243,7 @@ class Recorder:
         }  # fmt: skip
 
     def _timing(self) -> dict[str, Any]:
-        """Return the content of ``timing.json``, for this process since it began."""
+        """Return the content of ``timing.json``: times in seconds since this recorder was made."""
         device, seconds = next(self.model.parameters()).device, time.perf_counter() - self._began
         return {
             **machine.used(device), "devices": _processes(), "threads": torch.get_num_threads(),
@@ -247,10 +253,10 @@ class Recorder:
 
 
 def _settings(model: nn.Module, optimizer: ArmOptimizer, identity: dict[str, Any], steps: int) -> dict[str, Any]:
-    """Return the settings of a run as a resolved cell has them, as far as ``model`` and ``optimizer`` know them.
+    """Return the settings of a run in the form of a resolved cell, as far as ``model`` and ``optimizer`` hold them.
 
-    ``identity`` has format, optimizer, seed and lr_scale; ``steps`` counts the run's optimizer steps. Raises
-    ``ValueError`` for a name that no file can have.
+    ``identity`` has the keys format, optimizer, seed and lr_scale. ``steps`` is the run's number of optimizer steps.
+    Raises ``ValueError`` for a name that cannot be in a file's name.
     """
     GridSettings(**{LISTS[name]: [value] for name, value in identity.items()})  # checks the names
     layers = linear_layers(model)
@@ -270,7 +276,7 @@ def _settings(model: nn.Module, optimizer: ArmOptimizer, identity: dict[str, Any
 
 
 def _index(root: Path, path: Path, baseline: str) -> dict[str, Any]:
-    """Return the folder's list of runs, a new one if there is none."""
+    """Return the list of runs in ``path``, a new list without the file; raise `UserError` for the pipeline's runs."""
     if not path.exists():
         grid: dict[str, Any] = {values: [] for values in LISTS.values()}
         return {"cells": [], "recorded": True, "params": {"grid": grid | {"baseline": baseline}, "optimizers": {}}}
@@ -285,13 +291,13 @@ def _processes() -> int:
 
 
 def _classes(model: nn.Module) -> int:
-    """Return the rows of the largest embedding, or without one the outputs of the last linear layer."""
+    """Return the number of rows of the largest embedding; without embeddings, of outputs of the last linear layer."""
     tables = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
     return max(tables) if tables else len(matrix_of([*linear_layers(model).values()][-1]))
 
 
 def _outcome(history: list[list[Any]], monitors: list[list[Any]]) -> OutcomeTracker:
-    """Judge a run by its rows, as the bench judges its own runs by every step; a null is a loss that is not finite."""
+    """Return the outcome of a run from its logged rows; a row without any loss stands for a loss that is not finite."""
     tracker = OutcomeTracker(Divergence().spike, Divergence().window)
     tracker.observe_overflow(largest_overflow([Measurement(*row) for row in monitors]))
     for row in history:

@@ -1,4 +1,4 @@
-"""torchtitan: a converter of model configurations, after which the model is built with quantized layers."""
+"""torchtitan: a converter that changes a model's configuration so that torchtitan builds quantized layers."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class TitanQuantizedLinear(QuantizedLinear, Module):
         # torchtitan refuses a submodule that is not a `Module`.
         self.quantizers = ModuleDict({role: TitanQuantizer(getattr(recipe, role), native) for role in self.quantizers})
 
-    reset_parameters = nn.Linear.reset_parameters  # which torchtitan calls where no `param_init` is given
+    reset_parameters = nn.Linear.reset_parameters  # torchtitan calls it without a `param_init`
 
     def parallelize(self, parallel_dims: Any) -> None:
-        """Apply the sharding of the configuration. Raises ``ValueError`` where it would split the weight."""
+        """Apply the configuration's sharding. Raises ``ValueError`` for tensor parallelism and ``full_dtensor``."""
         if parallel_dims.tp_enabled or parallel_dims.spmd_backend == "full_dtensor":
             raise ValueError(
                 "a quantized layer takes its scales from a whole weight: set parallelism.tensor_parallel_degree to 1 "
@@ -63,7 +63,7 @@ class TitanQuantizedLinear(QuantizedLinear, Module):
 
 
 class _NumberedLinear(Linear):
-    """A layer that remembers which configuration it is built from."""
+    """A plain layer that keeps the number of the configuration it was built from."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Linear.Config):
@@ -79,7 +79,7 @@ class QuantizeConverter(QuantizationConverter):
 
     @dataclass(kw_only=True, slots=True)
     class Config(QuantizationConverter.Config):
-        """``recipe`` and ``seed`` are those of `altgrad.model.quantize_model`."""
+        """``recipe`` and ``seed`` are the arguments of `altgrad.model.quantize_model`."""
 
         recipe: Recipe
         seed: int = 0
@@ -88,10 +88,10 @@ class QuantizeConverter(QuantizationConverter):
         self.config = config
 
     def convert(self, model_config: Module.Config) -> Module.Config:
-        """Replace, in place, the configurations of the layers that `quantize_model` would quantize; return a new root.
+        """Replace in place the configuration of each layer that `quantize_model` would quantize; return a new root.
 
-        The recipe's patterns match the names of the built model's layers. Raises ``ValueError`` as `quantize_model`
-        does, for a layer that no ``Linear.Config`` makes, and where layers of one configuration differ in their recipe.
+        The recipe's patterns match the names of layers in the built model. Raises ``ValueError`` as `quantize_model`
+        does, for a layer that no ``Linear.Config`` builds, and if layers of one configuration have different recipes.
         """
         recipes = self._recipes(model_config)
         for number, (_, config, parent, attribute) in enumerate(list(model_config.traverse(Linear.Config))):
@@ -100,7 +100,7 @@ class QuantizeConverter(QuantizationConverter):
         return _with_streams(model_config, self.config.seed)
 
     def _recipes(self, model_config: Module.Config) -> dict[int, LayerRecipe]:
-        """Return the recipe of each ``Linear.Config`` whose layers are quantized, by its place in ``traverse``."""
+        """Return place in ``traverse`` -> recipe, for each ``Linear.Config`` whose layers are quantized."""
         numbered = copy.deepcopy(model_config)
         for number, (_, config, parent, attribute) in enumerate(list(numbered.traverse(Linear.Config))):
             if type(config) is Linear.Config and parent is not None:
@@ -135,7 +135,7 @@ def _values(config: Any) -> dict[str, Any]:
 
 
 def _with_streams(config: Module.Config, seed: int) -> Module.Config:
-    """Return a configuration like ``config`` whose model draws the random numbers of `quantize_model`."""
+    """Return a copy of ``config`` that gives the model it builds the random streams of `quantize_model`."""
     kind: Any = type(config)
 
     class Config(kind):

@@ -1,8 +1,8 @@
-"""Which weights of a model are quantized, which are not, and why: read off the model as it is.
+"""Report which weights of a model are quantized, which are not, and why, from the modules that the model has now.
 
-A product outside of a layer, such as ``F.linear(x, self.proj.weight)`` in a module's method, is not quantized. It is
-searched for in the source of the modules' classes, from the call of a product to ``self``, through local names. Layers
-of a list, weights behind a property and code outside of modules are not found.
+A product outside of a layer, such as ``F.linear(x, self.proj.weight)`` in a module's method, is not quantized.
+`account` searches the source of the modules' classes for such products, and follows local names back to ``self``. It
+does not find layers in a list, weights behind a property, or code outside of modules.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ FACTS = {"dtype", "device", "shape", "size", "ndim", "dim", "numel", "requires_g
 
 @dataclass(frozen=True)
 class Account:
-    """The result of :func:`account`; ``str`` makes a table of it, with layers that differ in numbers alone as one row.
+    """The result of :func:`account`; ``str`` makes a table. Layers whose names differ only in numbers share a row.
 
     Attributes:
-        quantized: layer -> role -> name of its format, ``None`` where the role is not quantized.
+        quantized: layer -> role -> name of its format, ``None`` if the role is not quantized.
         left: layer, embedding or parameter -> why it is not quantized.
-        unknown: the parameters of ``left`` in products that no recipe reaches -> the class of their module.
-        shares: ``quantized`` and ``unknown`` -> share of the weights that take part in products, by elements.
+        unknown: parameter in ``left`` that may be in a product which no recipe reaches -> class of its module.
+        shares: ``quantized`` or ``unknown`` -> its share of all elements of weights in products, 0 to 1.
     """
 
     quantized: dict[str, dict[str, str | None]]
@@ -57,7 +57,7 @@ class Account:
 
     @property
     def summary(self) -> str:
-        """How much is quantized, in one line."""
+        """How much is quantized, as one line: ``"9 layers quantized, 100.0% of ..."``."""
         layers = f"{len(self.quantized)} layer{'' if len(self.quantized) == 1 else 's'}"
         return f"{layers} quantized, {self.shares['quantized']:.1%} of the weights that take part in products"
 
@@ -72,13 +72,13 @@ class Account:
 
 
 def account(model: nn.Module) -> Account:
-    """Return which weights of ``model`` are quantized now, which are left and why.
+    """Return which weights of ``model`` are quantized now, which are not and why.
 
-    A weight takes part in products if it has two dimensions or more and is not only looked up or multiplied element by
-    element; in a module that is not known, each such parameter counts. A head that shares an embedding's weight is a
-    layer like any other. Adapters are not counted.
+    A weight takes part in products if it has two or more dimensions and is not only looked up or multiplied element by
+    element. In a module of an unknown class, each parameter with two or more dimensions counts. A head that shares an
+    embedding's weight is a layer like any other. Adapters are not counted.
 
-    A layer that the code around it never calls, but whose weight it multiplies with, is not quantized at all.
+    A layer counts as not quantized if a module around it multiplies with its weight and never calls the layer.
     """
     readers = _readers(model)
     layers = {name: layer for name, layer in linear_layers(model).items() if name not in readers or readers[name].calls}
@@ -110,7 +110,7 @@ def account(model: nn.Module) -> Account:
 
 
 class _Reader(NamedTuple):
-    """A ``module`` whose code multiplies with the weight of a ``layer`` in it, and whether it calls the layer too."""
+    """A ``module`` that multiplies with the weight of the ``layer`` inside it; ``calls``: it calls the layer too."""
 
     module: nn.Module
     layer: Any
@@ -120,7 +120,7 @@ class _Reader(NamedTuple):
 def _unknown(
     model: nn.Module, layers: dict[str, Any], readers: dict[str, _Reader]
 ) -> Iterator[tuple[str, tuple[nn.Parameter, nn.Module]]]:
-    """Yield the parameters that may take part in products outside of ``layers``, with their modules."""
+    """Yield name and (parameter, its module) of the parameters that may take part in products outside of ``layers``."""
     seen = {layer.weight for layer in layers.values()}
     for name, reader in readers.items():
         weight = reader.layer.weight
@@ -138,7 +138,7 @@ def _unknown(
 
 
 def _readers(model: nn.Module) -> dict[str, _Reader]:
-    """Return the layers of ``model`` whose weight a module around them multiplies with, by dotted name."""
+    """Return dotted name -> `_Reader` for each layer of ``model`` whose weight a module around it multiplies with."""
     readers = {}
     for prefix, module in model.named_modules():
         kind: Any = type(module)
@@ -154,7 +154,10 @@ def _readers(model: nn.Module) -> dict[str, _Reader]:
 
 @cache
 def _paths_to_weights(cls: type) -> dict[str, bool]:
-    """Return path from ``self`` to a module whose weight methods of ``cls`` multiply with -> is it called there too?"""
+    """Return path -> whether ``cls`` also calls it, for each submodule whose weight the methods of ``cls`` multiply.
+
+    A path starts from ``self``: ``"block.proj"``.
+    """
     members: dict[str, object] = {}
     for base in reversed(cls.__mro__[: cls.__mro__.index(nn.Module)]):
         members |= vars(base)
@@ -174,12 +177,12 @@ def _paths_to_weights(cls: type) -> dict[str, bool]:
 def _parsed(method: FunctionType) -> ast.AST:
     try:
         return ast.parse(textwrap.dedent(inspect.getsource(method)))
-    except (OSError, SyntaxError):  # made by a program, or without a file
+    except (OSError, SyntaxError):  # a method without source
         return ast.Module([], [])
 
 
 def _multiplied(tree: ast.AST) -> Iterator[str]:
-    """Yield the paths from ``self`` to modules whose weight takes part in a product."""
+    """Yield the path from ``self`` to each module whose weight takes part in a product in ``tree``."""
     local: dict[str, set[str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
@@ -194,7 +197,10 @@ def _multiplied(tree: ast.AST) -> Iterator[str]:
 
 
 def _weights(node: ast.AST, local: dict[str, set[str]]) -> Iterator[str]:
-    """Yield the paths to modules whose ``weight`` is in an expression, except for `FACTS` about it."""
+    """Yield the path to each module whose ``weight`` is in the expression ``node``, except in one of its `FACTS`.
+
+    ``local``: name of a local variable -> paths in the expressions that the method assigns to it.
+    """
     if isinstance(node, ast.Name):
         yield from local.get(node.id, ())
     if isinstance(node, ast.Attribute):
@@ -217,7 +223,7 @@ def _dotted(node: ast.AST) -> str:
 
 
 def _table(header: tuple[str, ...], entries: dict[str, tuple[str, ...]]) -> list[str]:
-    """Return lines in columns; entries whose names differ in numbers alone are one line, with their count."""
+    """Return a table's lines; entries whose names differ only in numbers share a line, with their count."""
     counts: dict[tuple[str, ...], int] = {}
     for name, cells in entries.items():
         key = (re.sub(r"(?<![^.])\d+(?![^.])", "*", name), *cells)

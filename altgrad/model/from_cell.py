@@ -1,4 +1,4 @@
-"""A resolved cell's model, with its size, recipe and initial weights; and its arm."""
+"""Build the model of a resolved cell, with its size, recipe and initial weights, and the cell's arm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def recipes_of(cell: Cell) -> list[Recipe]:
 
 
 def arm_of(cell: Cell) -> Arm:
-    """Return the arm of a resolved cell, its learning rate scaled.
+    """Return the arm of a resolved cell with the learning rate multiplied by the cell's ``lr_scale``.
 
     Raises ``ValueError`` for settings that do not go together.
     """
@@ -34,9 +34,10 @@ def arm_of(cell: Cell) -> Arm:
 
 
 def config_of(cell: Cell, vocab_size: int, labels: tuple[float, ...] = (1.0,)) -> GPTConfig:
-    """Return the size of a resolved cell's model, for ``vocab_size`` tokens; ``labels`` are for a classifier.
+    """Return the size of a resolved cell's model; ``labels``, as in `GPTConfig`, are used only if the cell has a task.
 
-    Raises :class:`UserError` where the weights that the cell starts from have another vocabulary.
+    ``vocab_size``: tokens of the tokenizer. Raises :class:`UserError` if the cell starts from weights with another
+    vocabulary; up to ``PADDING - 1`` more tokens are allowed.
     """
     sizes = cell.model.sizes
     if cell.task:
@@ -55,17 +56,17 @@ def config_of(cell: Cell, vocab_size: int, labels: tuple[float, ...] = (1.0,)) -
 def build_model(
     cell: Cell, vocab_size: int, device: torch.device, labels: tuple[float, ...] = (), *, shared: bool = False
 ) -> GPT:  # fmt: skip
-    """Return the quantized model of ``cell`` on ``device``; ``labels`` are those of its task.
+    """Return the quantized model of ``cell`` on ``device``; ``labels`` belong to its task, as in `GPTConfig`.
 
-    ``shared``: several processes share its batches. Its initial weights are those that the cell starts from, or depend
-    on the seed alone.
+    ``shared``: whether several processes share each batch. The model has the weights that the cell starts from, or
+    initial weights that depend only on the cell's seed.
     """
     config, recipe = config_of(cell, vocab_size, labels), recipe_of(cell)
     torch.manual_seed(cell.seed)
     model = GPT(config)
     if cell.model.start is not None:
         start_from(cell.model.start, cell.key, model)
-    # On its device: a torchao layer is made for it.
+    # Quantize on ``device``: a torchao layer is made for the device of its weight.
     quantize_model(model.to(device), recipe, seed=cell.seed, sync_amax=shared)
     if cell.lora is not None:
         add_adapters(model, cell.lora)

@@ -28,11 +28,12 @@ GELUS = {"exact": "none", "tanh": "tanh"}  # torch's names of the approximation
 class GPTConfig:
     """Size of a :class:`GPT`; ``width`` must be divisible by ``heads``.
 
-    bias: of linear layers and norms; GPT-2's published weights have it, and ``gelu: tanh``, the approximation.
-    labels: makes it a classifier of sequences, by the weight of each label's positives in the loss. Its head has a
-        weight of its own.
-    pooling: the classifier's head sees the ``mean`` of a sequence's tokens or the ``last`` one.
-    end: the token that ends a sequence.
+    bias: whether linear layers and norms have biases. GPT-2's published weights have them.
+    gelu: ``exact`` or ``tanh``, the approximation that GPT-2's published weights need.
+    labels: for a classifier of sequences: the weight of each label's positives in the loss. Its head has its own
+        weight. Empty for a language model.
+    pooling: what a classifier's head sees: the ``mean`` of a sequence's tokens or the ``last`` token.
+    end: id of the token that ends a sequence, for a classifier.
     """
 
     vocab_size: int
@@ -82,7 +83,7 @@ class Attention(nn.Module):
 
 
 def _plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float) -> Tensor:
-    """Return ``scaled_dot_product_attention`` by plain products, in float32 like there."""
+    """Return what ``scaled_dot_product_attention`` returns, by plain products in float32; ``mask`` is added."""
     with torch.autocast(q.device.type, enabled=False):
         root = q.shape[-1] ** -0.25
         scores = (q.float() * root) @ (k.float() * root).transpose(-2, -1) + mask
@@ -91,7 +92,7 @@ def _plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: flo
 
 
 def _causal_mask(positions: Tensor) -> Tensor | None:
-    """Return the mask (length, length) that `_plain_attention` adds; ``None`` where the fused kernel is no slower.
+    """Return the mask (length, length) for `_plain_attention`, or ``None`` if torch's fused kernel is no slower.
 
     Forward and backward of one nano layer (16 x 4 heads, 128 tokens, 2 cores) take 8.8 ms compiled from plain
     products and 17.8 ms in torch's fused CPU kernel; from 256 tokens on they are equal. torch's own plain products
@@ -118,7 +119,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a layer norm and around a residual connection."""
+    """Attention and MLP, each after a layer norm and inside a residual connection."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -136,7 +137,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A decoder-only language model; with ``config.labels`` a classifier of sequences on the same blocks.
 
-    The initial weights depend on the global torch generator alone: with one seed every recipe and arm starts from the
+    The initial weights depend only on the global torch generator: with one seed every recipe and arm starts from the
     same model.
     """
 
@@ -187,17 +188,17 @@ class GPT(nn.Module):
         return logits if targets is None else self.loss(logits, targets)
 
     def loss(self, logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-        """Return the loss of `forward`'s logits, in float32: the mean over tokens, or over labels, or their sum."""
+        """Return the float32 loss of ``logits`` from `forward`, reduced over tokens or labels as torch's losses do."""
         if self.config.labels:
             weights = self.label_weights if reduction == "mean" else None  # `drawn` labels have no weight
             return F.binary_cross_entropy_with_logits(logits.float(), targets, pos_weight=weights, reduction=reduction)
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction=reduction)
 
     def flops_per_token(self) -> int:
-        """Return the floating-point operations per token of a training step, counting products at full length.
+        """Return the number of floating-point operations per token of a training step at full context length.
 
-        Linear layers count once forward and twice backward, attention with its masked products, and a classifier's head
-        as if it saw every token.
+        It counts one product forward and two backward for each linear layer, attention with its masked products, and
+        a classifier's head as if it saw every token.
         """
         linear = sum(layer.weight.numel() for layer in linear_layers(self).values())
         return 6 * linear + 12 * self.config.layers * self.config.context * self.config.width
@@ -211,9 +212,9 @@ class GPT(nn.Module):
 
 
 def _pooled(x: Tensor, inside: Tensor, pooling: str) -> Tensor:
-    """Return the mean of ``x`` (batch, length, width) over a sequence's tokens, or the last: (batch, width).
+    """Return the mean of ``x`` (batch, length, width) over each sequence's tokens, or its last token: (batch, width).
 
-    A sequence ends before its first token that is not ``inside`` (batch, length).
+    ``inside`` (batch, length) is bool. A sequence ends before the first token for which it is ``False``.
     """
     inside = inside.long().cumprod(dim=1)
     if pooling == "last":

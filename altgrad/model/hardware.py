@@ -1,12 +1,12 @@
 """The device that a setting selects, and which products its hardware computes itself.
 
-A CPU with fast bfloat16 instructions computes operands and products in bfloat16, one without them in float32. Set the
-environment variable ``ALTGRAD_CPU_BF16`` to ``on`` or ``off`` to choose one of the two, for tests; ``auto`` or unset
-looks at the instructions. Both are right on every machine. ``on`` emulates missing instructions, several times slower.
-Child processes inherit the variable. Results are not named after it, as they are not named after the processor.
+A CPU with fast bfloat16 instructions computes operands and products in bfloat16, other CPUs in float32. For tests, set
+the environment variable ``ALTGRAD_CPU_BF16`` to ``on`` or ``off`` to choose one of the two; ``auto`` or unset looks at
+the instructions. Both are right on every machine, but ``on`` is several times slower where instructions are missing.
+Child processes inherit the variable. The names of results contain neither the variable nor the processor.
 
-Compiled graphs on disk are named after their operations, which differ. A loaded graph keeps what it was compiled for:
-call ``torch.compiler.reset()`` after changing the variable within a process.
+Compiled graphs on disk are named after their operations, so the two choices never share a graph. A loaded graph keeps
+its choice: call ``torch.compiler.reset()`` after changing the variable within a process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from altgrad.numerics.compile_utils import constant_in_graphs
 
 SWITCH = "ALTGRAD_CPU_BF16"
 CHOICES = {"auto": None, "": None, "on": True, "off": False}
-#: CUDA compute capabilities for which torch has products with such scales: the first, and the first without.
+#: Kind of scales -> the first CUDA compute capability with such products in torch, and the next one without them.
 CAPABILITIES = {
     "one scale": ((8, 9), None), "rows": ((9, 0), None),
     "blocks of 128": ((9, 0), (10, 0)), "MXFP8": ((10, 0), None), "NVFP4": ((10, 0), None),
@@ -42,12 +42,12 @@ def select_device(setting: str) -> torch.device:
 
 @constant_in_graphs
 def multiplies_bf16() -> bool:
-    """Return whether this CPU multiplies bfloat16 faster than float32; GPUs are taken to do so.
+    """Return whether this CPU multiplies bfloat16 faster than float32; ``ALTGRAD_CPU_BF16`` can override the answer.
 
-    AMX-BF16, ARM's BF16 and AMD's AVX512-BF16 instructions count, or the variable says so. Without any, bfloat16
-    is several times slower. Intel's AVX512-BF16 alone, as where a virtual machine hides AMX, has half of float32's rate
-    (80 to 90 against 150 to 170 Gflop/s on a core of a Xeon of 2023, oneDNN 3.12). Nothing is timed here: a cell's loss
-    would depend on how busy the machine is.
+    AMX-BF16, ARM's BF16 and AMD's AVX512-BF16 instructions count as fast. Without any, bfloat16 is several times
+    slower. Intel's AVX512-BF16 alone, as where a virtual machine hides AMX, has half of float32's rate (80 to 90
+    against 150 to 170 Gflop/s on a core of a Xeon of 2023, oneDNN 3.12). Nothing is timed: a cell's loss would then
+    depend on how busy the machine is. Callers take every GPU as fast.
 
     Raises `UserError` if the variable is none of ``on``, ``off`` and ``auto``.
     """

@@ -1,8 +1,8 @@
-"""Linear layers: which modules are some, their quantized and plain forms, and their adapters.
+"""Linear layers: which modules count as one, their quantized and plain forms, and their adapters.
 
 A layer is known if its whole work is one product of its input with one weight, plus a bias: ``nn.Linear``, and the
 ``Conv1D`` of Hugging Face's transformers, which stores its weight transposed. A subclass or instance of ``nn.Linear``
-with another ``forward`` does more, which a quantized layer in its place would lose.
+with another ``forward`` does more work, and a quantized layer in its place would not do that work.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ADAPTER = "lora"  # the name of a layer's adapter among its modules
 
 
 def _is_stored_transposed(module: nn.Module) -> bool:
-    """Return whether ``module`` is one of `TRANSPOSED`."""
+    """Return whether the class of ``module`` is in `TRANSPOSED` and its weight has the shape (in, out)."""
     weight = getattr(module, "weight", None)
     outputs = getattr(module, TRANSPOSED.get(type(module).__name__, ""), None)
     return isinstance(weight, Tensor) and weight.ndim == 2 and weight.shape[1] == outputs
@@ -48,7 +48,7 @@ def has_own_forward(module: nn.Module) -> bool:
 def is_linear(module: nn.Module) -> bool:
     """Return whether ``module`` is a linear layer that a recipe can address, quantized already or not.
 
-    The one inside ``nn.MultiheadAttention`` is not: it is never called, the module around it reads its weight.
+    The ``out_proj`` of ``nn.MultiheadAttention`` does not count: the attention reads its weight and never calls it.
     """
     if isinstance(module, NonDynamicallyQuantizableLinear) or has_own_forward(module):
         return False
@@ -61,28 +61,31 @@ def is_transposed(layer: nn.Module) -> bool:
 
 
 def scales_along(layer: nn.Module) -> dict[str, Any]:
-    """Return the option of `operand_scale` for the weight as it is stored: scales go along the product's sum."""
+    """Return the option of `operand_scale` for the stored weight: ``{"dim": 0}`` if stored as (in, out), else none.
+
+    ``dim`` is the dimension that the product sums over.
+    """
     return {"dim": 0} if is_transposed(layer) else {}
 
 
 def matrix_of(layer: Any) -> Tensor:
-    """Return the weight of a linear layer as (out, in), a view where it is stored otherwise."""
+    """Return the weight of a linear layer as (out, in): a transposed view if the layer stores it as (in, out)."""
     weight: Tensor = layer.weight
     return weight.t() if is_transposed(layer) else weight
 
 
 def linear_layers(model: nn.Module) -> dict[str, Any]:
-    """Return the linear layers of ``model`` by dotted name, in the order of its modules, torchao's too.
+    """Return dotted name -> linear layer of ``model``, plain, quantized or torchao's, in the order of its modules.
 
-    A layer that has several places in the model is there once, under its first name.
+    A layer at several places in the model is listed once, under its first name.
     """
     return {name: module for name, module in model.named_modules() if is_linear(module)}
 
 
 def embedded_weights(model: nn.Module) -> set[nn.Parameter]:
-    """Return the weights of the embeddings.
+    """Return the weights of the embeddings in ``model``.
 
-    A linear layer's weight among them is also looked up, unquantized, and gets most of its gradient there.
+    A linear layer may share one of them. The lookup is not quantized, and most of the weight's gradient comes from it.
     """
     return {cast("nn.Parameter", module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
 
@@ -96,7 +99,7 @@ def layer_recipe(layer: nn.Module) -> LayerRecipe | None:
 
 
 def quantizer_of(layer: nn.Module, role: str) -> Quantizer | None:
-    """Return the quantizer of ``role`` in a layer, for torchao's an equal one; ``None`` where nothing is quantized."""
+    """Return the quantizer of ``role`` in a layer, ``None`` if not quantized; for a torchao layer a new, equal one."""
     if isinstance(layer, QuantizedLinear):
         return layer.quantizer(role)
     spec = getattr(layer_recipe(layer), role, None)  # torchao's layers do not show their quantizers
@@ -104,12 +107,12 @@ def quantizer_of(layer: nn.Module, role: str) -> Quantizer | None:
 
 
 def virtual_weight(layer: nn.Module) -> TensorRecipe | None:
-    """Return the format whose quantization grid the optimizer of a layer's weight sees, where no product does."""
+    """Return the recipe of a layer's virtual weight, which only its optimizer sees; ``None`` for any other layer."""
     return getattr(layer, "virtual_weight", None)
 
 
 def quantized_layer(layer: nn.Module, recipe: LayerRecipe) -> nn.Module:
-    """Return a layer on the parameters of ``layer`` that is quantized by ``recipe``, with the same hooks."""
+    """Return a layer quantized by ``recipe`` that shares the parameters and the hooks of ``layer``."""
     if recipe.torchao is None:
         return _with_hooks_of(layer, QuantizedLinear.from_linear(layer, recipe, transposed=is_transposed(layer)))
     assert isinstance(layer, nn.Linear)  # `matched_layers` refuses others
@@ -117,7 +120,7 @@ def quantized_layer(layer: nn.Module, recipe: LayerRecipe) -> nn.Module:
 
 
 def plain_layer(layer: QuantizedLinear | nn.Linear) -> nn.Module:
-    """Return an unquantized layer on the parameters of ``layer``, with the same hooks."""
+    """Return an unquantized layer that shares the parameters and the hooks of ``layer``."""
     if isinstance(layer, QuantizedLinear) and layer.replaced:
         plain = layer.replaced[0]
     else:
@@ -130,9 +133,9 @@ def plain_layer(layer: QuantizedLinear | nn.Linear) -> nn.Module:
 
 
 def _with_hooks_of(layer: nn.Module, replacement: nn.Module) -> nn.Module:
-    """Return ``replacement`` with the hooks on calls of ``layer``, ahead of its own.
+    """Put the hooks on calls of ``layer`` ahead of the hooks of ``replacement``; return ``replacement``.
 
-    The two share the dictionaries, so that a hook's handle removes it from both.
+    Both share the dictionaries of hooks, so a hook's handle removes the hook from both.
     """
     for name in HOOKS:
         hooks = getattr(layer, name)
@@ -146,11 +149,11 @@ def _with_hooks_of(layer: nn.Module, replacement: nn.Module) -> nn.Module:
 
 
 class Adapter(nn.Module):
-    """LoRA's A (rank, in) and B (out, rank) of one layer, which adds ``alpha / rank * (x A^T) B^T`` to its output.
+    """LoRA's A (rank, in) and B (out, rank) for one layer, whose output gains ``alpha / rank * (x A^T) B^T``.
 
     Hu et al. 2021 (arXiv:2106.09685): A is Gaussian and B zero, so that a model begins as it was. The layer's own
-    weight is frozen, and quantized by its recipe as in training; its float32 values stay in memory. Adapters compute in
-    the dtype of the layer's output.
+    weight is frozen, and quantized by its recipe as in training; its float32 values stay in memory. The added term is
+    cast to the dtype of the layer's output.
     """
 
     def __init__(self, outputs: int, inputs: int, lora: Lora, device: torch.device) -> None:
@@ -160,25 +163,25 @@ class Adapter(nn.Module):
         self.scale = lora.alpha / lora.rank
 
     def add(self, layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
-        """Return the output (..., out) of ``layer`` for ``inputs``, one tensor (..., in), plus the adapter's."""
+        """Return ``output`` (..., out) of ``layer`` plus the adapter's term for ``inputs``, one tensor (..., in)."""
         return output + (self.scale * F.linear(F.linear(inputs[0], self.a), self.b)).to(output.dtype)
 
 
 def attach(layer: nn.Module, adapter: Adapter) -> None:
-    """Add the output of ``adapter`` to that of ``layer`` from now on."""
+    """Make ``layer`` add the output of ``adapter`` to its own output from now on."""
     setattr(layer, ADAPTER, adapter)
     layer.register_forward_hook(adapter.add)
 
 
 def adapter_of(layer: nn.Module) -> Adapter | None:
-    """Return the adapter of a layer."""
+    """Return the adapter of a layer, ``None`` if it has none."""
     return cast("Adapter | None", layer._modules.get(ADAPTER))
 
 
 def add_adapters(model: nn.Module, lora: Lora) -> None:
-    """Freeze the parameters of a quantized `GPT`, except a classifier's head, and adapt its blocks' linear layers.
+    """Freeze a quantized `GPT`, except a classifier's head, and attach an adapter to each linear layer of its blocks.
 
-    Dettmers et al. 2023 (arXiv:2305.14314, QLoRA) adapt these layers. The global generator draws A.
+    Dettmers et al. 2023 (arXiv:2305.14314, QLoRA) adapt the same layers. torch's global generator draws A.
     """
     gpt = cast("Any", model)
     for name, parameter in gpt.named_parameters():
@@ -189,5 +192,5 @@ def add_adapters(model: nn.Module, lora: Lora) -> None:
 
 
 def adapter_weights(model: nn.Module) -> set[Any]:
-    """Return A and B of all layers."""
+    """Return the parameters A and B of all adapters in ``model``."""
     return {p for module in model.modules() if isinstance(module, Adapter) for p in module.parameters()}

@@ -1,7 +1,7 @@
-"""Weights of a `GPT` from a folder, of a run or in GPT-2's published layout, and into one in that layout.
+"""Read the weights of a `GPT` from a run's folder or from GPT-2's published layout; write them in that layout.
 
-A folder has ``config.json`` and ``model.safetensors`` (see :mod:`altgrad.config.models`). Nothing is unpickled: save
-a nanoGPT checkpoint as such a folder first, its ``model`` as tensors and its ``model_args`` as JSON. Names may begin
+A folder has ``config.json`` and ``model.safetensors`` (see :mod:`altgrad.config.models`). Nothing is unpickled: first
+save a nanoGPT checkpoint as such a folder, its ``model`` as tensors and its ``model_args`` as JSON. Names may begin
 with ``transformer.``, as on the Hugging Face hub, and with torch.compile's ``_orig_mod.``. nanoGPT's layers store
 weights as (out, in), Hugging Face's ``Conv1D`` as (in, out); the shape of ``c_attn`` tells which. Masks in older files
 are skipped.
@@ -24,7 +24,7 @@ from altgrad.common.files import replacing, write_json
 from altgrad.config.models import ACTIVATIONS, CONFIG, WEIGHTS, Start, published_sizes, weights_sha256
 from altgrad.model.gpt import GPT, GPTConfig
 
-#: our modules -> GPT-2's; those of a block are inside ``h.<n>.``
+#: Our modules -> GPT-2's modules; GPT-2's modules in `INSIDE` are in a block ``h.<n>.``.
 OUTSIDE = {"tokens": "wte", "positions": "wpe", "norm": "ln_f"}
 INSIDE = {
     "norm1": "ln_1", "attn.qkv": "attn.c_attn", "attn.out": "attn.c_proj",
@@ -33,7 +33,7 @@ INSIDE = {
 HEAD = "lm_head.weight"
 PREFIX = "transformer."
 MASKS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
-#: Tensors of a run's file that are no parameters of a language model: a classifier's, and amax values.
+#: Tensors in a run's file that are not parameters of a language model: a classifier's, and the state of quantizers.
 BESIDES = re.compile(r"head\.weight|label_weights|.*\.(quantizers\..*|held_amax)")
 
 
@@ -51,9 +51,9 @@ def load_published(folder: str | Path) -> GPT:
 
 
 def start_from(start: Start, key: str, model: GPT) -> None:
-    """Copy the weights that the cell ``key`` starts from into ``model``; on the device ``meta`` check that they fit.
+    """Copy the weights that the cell ``key`` starts from into ``model``; on ``meta``, only check that they fit.
 
-    Raises :class:`UserError` where they do not fit, or have changed since the cell was resolved.
+    Raises :class:`UserError` if the weights do not fit, or have changed since the cell was resolved.
     """
     folder = Path(start.folder)
     if not model.head.weight.is_meta and weights_sha256(folder) != start.sha256:
@@ -65,9 +65,9 @@ def start_from(start: Start, key: str, model: GPT) -> None:
 
 @torch.no_grad()
 def read_published(folder: Path, model: GPT) -> None:
-    """Copy the weights in ``folder`` into ``model``, whose context may be shorter; raise as `load_published` does.
+    """Copy the weights in ``folder`` into ``model``, which may have a shorter context; raise as `load_published` does.
 
-    No random numbers are drawn. On the device ``meta`` names and shapes are checked and nothing is copied.
+    No random numbers are drawn. If ``model`` is on ``meta``, only names and shapes are checked.
     """
     try:
         with safe_open(folder / WEIGHTS, framework="pt") as file:
@@ -77,11 +77,11 @@ def read_published(folder: Path, model: GPT) -> None:
 
 
 def save_published(model: GPT, folder: str | Path) -> None:
-    """Write ``model`` into ``folder`` as Hugging Face's ``GPT2LMHeadModel`` reads it, in float32.
+    """Write ``model`` into ``folder`` in the layout of Hugging Face's ``GPT2LMHeadModel``, in float32.
 
-    A model without biases gets biases of zero, which compute the same; ``config.json`` says ``bias: false``. Texts
-    begin and end with the last id, ``<|endoftext|>`` in every vocabulary of :mod:`altgrad.data.tokens`. No tokenizer
-    is written: the ids below the last are GPT-2's own, but its tokenizer has merges that a smaller vocabulary lacks.
+    A model without biases is written with zero biases, and ``config.json`` says ``bias: false``. Texts begin and end
+    with the last id, ``<|endoftext|>`` in every vocabulary of :mod:`altgrad.data.tokens`. No tokenizer is written: the
+    lower ids are GPT-2's own, but GPT-2's tokenizer has merges that a smaller vocabulary lacks.
     """
     config, folder = model.config, Path(folder)
     activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.gelu)
@@ -105,9 +105,9 @@ def save_published(model: GPT, folder: str | Path) -> None:
 
 
 def _names(model: GPT, *, conv1d: bool) -> Iterator[tuple[str, str, bool]]:
-    """Yield our name of each parameter, its published name, and whether it is stored transposed there.
+    """Yield our name of each parameter, its published name, and whether the published tensor is transposed.
 
-    Biases are included whether the model has any or not.
+    ``conv1d``: the file's layers are Hugging Face's ``Conv1D``. Biases are included even if ``model`` has none.
     """
     modules = dict(OUTSIDE)
     for i in range(model.config.layers):
@@ -124,7 +124,7 @@ def _parameter(model: nn.Module, name: str) -> Tensor | None:
 
 
 def _copy(file: Any, model: GPT, folder: Path) -> None:
-    """Copy an open safetensors file into ``model``, or raise :class:`UserError`."""
+    """Copy an open safetensors file into ``model``; raise :class:`UserError` if it does not fit."""
     path = folder / WEIGHTS
     stored = {name.removeprefix("_orig_mod.").removeprefix(PREFIX): name for name in file.keys()}  # noqa: SIM118
     of_run = "tokens.weight" in stored
@@ -167,7 +167,7 @@ def _copy(file: Any, model: GPT, folder: Path) -> None:
 
 
 def _tensor(file: Any, name: str, device: torch.device) -> Tensor:
-    """Return a tensor of an open file; on the device ``meta`` an empty one of its shape."""
+    """Return the tensor ``name`` of an open file; for the device ``meta`` an empty tensor of its shape."""
     if device.type == "meta":
         return torch.empty(file.get_slice(name).get_shape(), device=device)
     return file.get_tensor(name)

@@ -1,7 +1,7 @@
 """``quantize_model``, ``unquantize_model`` and ``requantize_model``, for any ``nn.Module``.
 
-Two libraries have code around layers that must know of quantized ones. torch's encoder layers evaluate by one operator
-that reads their layers' weights, past what those layers compute. transformers resizes a head that is an ``nn.Linear``,
+Code of two libraries works around quantized layers, and is adapted here. In evaluation, torch's encoder layers call one
+operator that reads their layers' weights and skips the layers. transformers resizes a head that is an ``nn.Linear``
 into a new ``nn.Linear``.
 """
 
@@ -41,11 +41,11 @@ Model = TypeVar("Model", bound=nn.Module)
 
 TORCHAO_DIVISOR = 16  # of a layer's dimensions: torch._scaled_mm and FP8 hardware need it
 EVERY_LAYER = "*"  # the pattern of all layers
-MOST_STREAMS = 1 << 20  # of a model
-FIRST_STREAM = 1 << 31  # of an operand's random numbers: optimizers number a model's parameters, from 0
-MOST = 0.5  # of the weights that take part in products
-#: Each class with a fast path: the attribute that switches it off, and the value that does. An encoder's own path makes
-#: nested tensors, which only the fast path of its layers takes.
+MOST_STREAMS = 1 << 20  # the most random streams of a model
+FIRST_STREAM = 1 << 31  # number of the first quantizer's random stream; optimizers number their streams from 0
+MOST = 0.5  # the largest share of the weights in products that a recipe with ``*`` may leave out
+#: Class with a fast path -> the attribute that switches the path off, and the value that does. An encoder's path makes
+#: nested tensors, which only the fast path of its layers accepts.
 FAST_PATHS: dict[type[nn.Module], tuple[str, Any]] = {
     nn.TransformerEncoderLayer: ("activation_relu_or_gelu", 0), nn.TransformerEncoder: ("use_nested_tensor", False),
 }  # fmt: skip
@@ -53,14 +53,14 @@ BEFORE, RESIZE = "fast_path_of_plain_layers", "resize_token_embeddings"
 
 
 def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
-    """Return the recipe of each layer of ``model`` that ``recipe`` quantizes or makes virtual, by dotted name.
+    """Return dotted name -> recipe, for each layer of ``model`` that ``recipe`` quantizes or makes virtual.
 
-    Raises ``TypeError`` if ``recipe`` is none, and ``ValueError``
+    Raises ``TypeError`` if ``recipe`` is no `Recipe`, and ``ValueError``
 
-    - when a pattern matches no layer, or ``*`` leaves out most of the weights that take part in products;
-    - for a layer that torchao cannot take, a ``Conv1D`` or one of a size that its products do not have, on every device
-      alike, so that a cell means the same on each;
-    - when the installed torchao quantizes in another way than its recipe says.
+    - if a pattern matches no layer, or ``*`` leaves out most of the weights in products or meets PEFT's adapters;
+    - if a layer's weight is split over processes already;
+    - if torchao cannot take a layer: a ``Conv1D``, or a size not divisible by 16, on every device alike;
+    - if the installed torchao quantizes differently from its recipe.
     """
     if not isinstance(recipe, Recipe):
         raise TypeError(f"expected a Recipe, such as Recipe.uniform('E4M3'), got {recipe!r}")
@@ -98,22 +98,23 @@ def quantize_model(
     """Replace the linear layers that ``recipe`` matches, in place, and return ``model``.
 
     Parameters, their ties (an embedding and a head), optimizers that hold them, and hooks on the layers' calls stay
-    valid. A layer that has several places in the model is replaced in each. Other modules do not change. A layer with a
-    virtual weight is only marked, for :func:`virtual_weight`. A torchao layer is made for the device that it is on (see
+    valid. A layer at several places in the model is replaced at each. Other modules do not change. A layer with a
+    virtual weight is only marked, for :func:`virtual_weight`. A torchao layer is made for the device of its weight (see
     :func:`altgrad.model.torchao.torchao_linear`).
 
     Args:
-        seed: below 2^32, of stochastic rounding (``rounding: stochastic``). Every tensor of every layer has random
-            numbers of its own; those of inputs and gradients differ between processes.
-        sync_amax: for processes that share a batch in equal parts, by DistributedDataParallel or fully_shard. Inputs
-            and gradients have the scales of the whole batch, for one message per tensor. Quantize first, shard then.
-        gather_codes: have fully_shard gather weights as codes, a byte per element, and their scales. Products have the
-            same bits. A process keeps its part of the master weights, and only codes of a whole weight. A weight that
-            another module reads too, such as an embedding, is gathered as it is.
+        seed: seed of stochastic rounding (``rounding: stochastic``), below 2^32. Every tensor of every layer has its
+            own random numbers. Inputs and gradients have different random numbers in each process.
+        sync_amax: set it if processes share each batch in equal parts, by DistributedDataParallel or fully_shard.
+            Inputs and gradients then have the scales of the whole batch, at one message per tensor. Quantize first,
+            then shard.
+        gather_codes: make fully_shard gather weights as codes, a byte per element, and their scales. Products have the
+            same bits. A process keeps its part of the master weights, and of a whole weight only the codes. A weight
+            that another module reads too, such as an embedding, is gathered as it is.
         verbose: print the :func:`altgrad.model.account` of the model.
 
-    Warns of weights that the pattern ``*`` leaves out, in modules whose products are not known. Raises ``ValueError``
-    as :func:`matched_layers` does, and when the model is already quantized.
+    Warns if the pattern ``*`` leaves out weights in modules whose products are not known. Raises ``ValueError`` as
+    :func:`matched_layers` does, and if the model is already quantized.
     """
     layers = linear_layers(model)
     done = [name for name, layer in layers.items() if layer_recipe(layer) or virtual_weight(layer)]
@@ -170,12 +171,12 @@ def unquantize_model(model: Model) -> Model:
 
 
 def requantize_model(model: Model, recipe: Recipe, *, seed: int = 0, change: int = 1) -> Model:
-    """Quantize ``model``, which may be plain, by another recipe from now on, in place; return it.
+    """Quantize ``model``, quantized already or plain, by ``recipe`` from now on, in place; return ``model``.
 
-    Parameters do not change. A tensor whose new recipe scales it by a history of the same kind and length keeps its
-    history, since an amax does not depend on the format; other scales begin anew. ``change`` (below 2^11) counts the
-    changes of this model, so that stochastic rounding never draws the same numbers twice. Raises ``ValueError`` as
-    `matched_layers` does, with the model as it was.
+    Parameters do not change. A tensor keeps its amax history if the new recipe has a history of the same kind and
+    length; other histories begin anew. ``change`` (below 2^11) counts the changes of this model, so that stochastic
+    rounding never draws the same numbers twice. If it raises ``ValueError``, as `matched_layers` does, the model stays
+    as it was.
     """
     matched_layers(model, recipe)
     before = _quantizers(model)
@@ -190,7 +191,10 @@ def requantize_model(model: Model, recipe: Recipe, *, seed: int = 0, change: int
 def set_streams(
     model: nn.Module, seed: int, first: int = FIRST_STREAM, *, name_of: Callable[[str], str] = str
 ) -> None:  # fmt: skip
-    """Give every quantizer random numbers of its own; those with the same ``name_of`` their name share them."""
+    """Give every quantizer its own random stream under ``seed``, with numbers from ``first`` up.
+
+    ``name_of`` gets a quantizer's name in ``model``. Quantizers for which it returns one name share a stream.
+    """
     numbers: dict[str, int] = {}
     for name, quantizer in _quantizers(model).items():
         quantizer.count_from(seed, numbers.setdefault(name_of(name), first + len(numbers)))
@@ -201,7 +205,7 @@ def _quantizers(model: nn.Module) -> dict[str, Quantizer]:
 
 
 def _gather_codes(model: nn.Module) -> None:
-    """Have `fully_shard` gather as codes the weights that only quantized layers of one recipe read."""
+    """Make `fully_shard` gather a weight as codes if only quantized layers with one recipe read the weight."""
     model.register_forward_pre_hook(require_resharding)
     readers: dict[nn.Parameter, list[nn.Module]] = {}
     for module in model.modules():
@@ -216,7 +220,7 @@ def _gather_codes(model: nn.Module) -> None:
 
 
 def _require_no_adapters(model: nn.Module) -> None:
-    """Raise ``ValueError`` for a model of PEFT, whose adapters would be quantized too, and layers by other names."""
+    """Raise ``ValueError`` for a PEFT model: its adapters would be quantized too, and its layers have other names."""
     if any(type(module).__module__.startswith("peft.") for module in model.modules()):
         raise ValueError(
             f"the pattern {EVERY_LAYER!r} would quantize PEFT's adapters too; call quantize_model of "
@@ -225,7 +229,7 @@ def _require_no_adapters(model: nn.Module) -> None:
 
 
 def _require_most(model: nn.Module) -> None:
-    """Raise ``ValueError`` if most of the weights in products are in unknown modules; warn if some are."""
+    """Raise ``ValueError`` if more than `MOST` of the weights in products are in unknown modules; warn if some are."""
     found = account(model)
     unknown, shares = found.unknown, found.shares
     if not unknown:
@@ -243,7 +247,7 @@ def _require_most(model: nn.Module) -> None:
 
 
 def _replace(model: nn.Module, replaced: dict[nn.Module, nn.Module]) -> None:
-    """Put each module's replacement into every place that it has in ``model``."""
+    """Put ``replaced[module]`` at every place of each such module in ``model``."""
     for parent in list(model.modules()):  # named_children() would skip a module's second name
         for child, module in list(parent._modules.items()):
             if module in replaced:
@@ -251,7 +255,7 @@ def _replace(model: nn.Module, replaced: dict[nn.Module, nn.Module]) -> None:
 
 
 def _share_constants(model: nn.Module) -> None:
-    """Let quantizers of one role, format and kind of scale share one constants tensor, which a graph reads once."""
+    """Make quantizers with the same role, format and kind of scale share one constants tensor, for compiled graphs."""
     shared: dict[tuple[str, Format, str], Tensor] = {}
     for layer in model.modules():
         if isinstance(layer, QuantizedLinear):
@@ -265,7 +269,7 @@ def _share_constants(model: nn.Module) -> None:
 
 
 def _adapt_surroundings(model: nn.Module) -> None:
-    """Switch off fast paths around quantized layers, and resize quantized heads of transformers as heads."""
+    """Switch off torch's fast paths around quantized layers; keep transformers' heads quantized when resized."""
     for module in model.modules():
         for kind, (name, off) in FAST_PATHS.items():
             if isinstance(module, kind) and hasattr(module, name) and any(map(layer_recipe, module.modules())):
@@ -276,13 +280,13 @@ def _adapt_surroundings(model: nn.Module) -> None:
 
 
 class ResizeTokenEmbeddings:
-    """``resize_token_embeddings`` of a model of transformers that leaves its head quantized."""
+    """A replacement of a transformers model's ``resize_token_embeddings`` that leaves the model's head quantized."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Resize by the method of the model's class, with a plain head in place of the quantized one meanwhile."""
+        """Call the method of the model's class, with a plain head in place of the quantized head during the call."""
         head, method = _quantized_head(self.model), getattr(type(self.model), RESIZE)
         if head is None:
             return method(self.model, *arguments, **options)
@@ -294,7 +298,7 @@ class ResizeTokenEmbeddings:
 
 
 def _resized(head: Any, plain: Any) -> nn.Module:
-    """Return ``head`` with the parameters of ``plain``, which may be its own."""
+    """Return a head quantized or virtual like ``head``, with the parameters of the plain layer ``plain``."""
     recipe = layer_recipe(head)
     if recipe is None:
         plain.virtual_weight = virtual_weight(head)
@@ -307,7 +311,7 @@ def _resized(head: Any, plain: Any) -> nn.Module:
 
 
 def _quantized_head(model: Any) -> Any:
-    """Return the output embeddings of a model of transformers if they are quantized or virtual, else ``None``."""
+    """Return the head of a transformers model if it is quantized or has a virtual weight, else ``None``."""
     head = model.get_output_embeddings()
     known = isinstance(head, nn.Linear | QuantizedLinear)
     return head if known and (layer_recipe(head) or virtual_weight(head)) else None

@@ -1,22 +1,23 @@
 """torchao's float8 training recipes, as baselines beside our own layers.
 
-A user of PyTorch would train FP8 models with torchao (github.com/pytorch/ao, ``torchao.float8``). Layers are converted
-by its public ``convert_to_float8_training`` with ``Float8LinearConfig.from_recipe_name``, and run its code:
+PyTorch users train FP8 models with torchao (github.com/pytorch/ao, ``torchao.float8``). Its public function
+``convert_to_float8_training`` converts the layers here by ``Float8LinearConfig.from_recipe_name``. Converted layers run
+torchao's code, with one of three recipes:
 
-- ``tensorwise``: E4M3 weights and inputs, E5M2 gradients, one float32 scale per tensor. The arithmetic of
-  ``Recipe.uniform("E4M3")``.
+- ``tensorwise``: E4M3 weights and inputs, E5M2 gradients, one float32 scale per tensor. The arithmetic is the same as
+  of ``Recipe.uniform("E4M3")``.
 - ``rowwise``: E4M3 throughout, a power-of-two scale per row of each product's sum.
-- ``rowwise_with_gw_hp``: the same in the forward product, one scale for the weight in the product with the gradient,
-  and the weight's gradient from inputs and gradients that are not quantized.
+- ``rowwise_with_gw_hp``: like ``rowwise`` in the forward product. The product of gradient and weight has one scale for
+  the weight. The weight's gradient is computed from unquantized inputs and gradients.
 
-torchao has no layer of which only the weight is quantized, as our recipes quantize the head. The example in its
-documentation leaves the last layer out, and so do the recipes of params.yaml.
+torchao has no layer that quantizes only its weight, as our recipes do for the head. The example in torchao's
+documentation leaves out the last layer, and so do the recipes of params.yaml.
 
 Native FP8 products run where the GPU has them. Elsewhere torchao's ``emulate`` computes them in float32 from the
-dequantized operands; compiled, its results differ from eager ones, because the compiler leaves out roundings to
+dequantized operands. Compiled results then differ from eager ones, because the compiler leaves out roundings to
 bfloat16 (unless ``torch._inductor.config.emulate_precision_casts`` is set).
 
-Importing torchao takes seconds, so only the functions do it.
+Importing torchao takes seconds, so only the functions import it.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ IMPORT_NOISE = {"torchao": "Failed to load ", "torch.utils._pytree": "register_c
 
 
 def torchao_linear(linear: nn.Linear, recipe: LayerRecipe) -> nn.Module:
-    """Return torchao's layer for ``recipe`` on the same parameters as ``linear``; its ``.recipe`` is ``recipe``.
+    """Return torchao's layer for ``recipe``; it shares the parameters of ``linear``, and its ``.recipe`` is ``recipe``.
 
-    The device of the weight decides between native and emulated products, once: move a model before you quantize it.
-    Under autocast inputs and outputs are cast to its dtype.
+    The weight's device decides once between native and emulated products: move a model before you quantize it.
+    Under autocast the layer casts inputs and outputs to autocast's dtype.
     """
     assert recipe.torchao is not None
     float8 = _torchao_float8()
@@ -65,10 +66,10 @@ def torchao_linear(linear: nn.Linear, recipe: LayerRecipe) -> nn.Module:
 
 
 def tensor_recipes(name: str) -> dict[str, TensorRecipe | None]:
-    """Return how torchao's recipe ``name`` quantizes each role, ``None`` where it does not.
+    """Return role -> how torchao's recipe ``name`` quantizes it, ``None`` if it does not.
 
-    Scales are those of the forward product, for ``grad`` of the product with the weight. torchao clamps an amax at
-    1e-12.
+    The scales are for the forward product, and for ``grad`` for the product with the weight. torchao raises an amax
+    below 1e-12 to 1e-12.
     """
     config = _config(name)
     casts = {"weight": config.cast_config_weight, "input": config.cast_config_input}
@@ -77,7 +78,7 @@ def tensor_recipes(name: str) -> dict[str, TensorRecipe | None]:
 
 
 def require_as_stated(recipe: LayerRecipe) -> None:
-    """Raise ``ValueError`` when the installed torchao quantizes a layer in another way than ``recipe`` says."""
+    """Raise ``ValueError`` if the installed torchao quantizes a layer differently from what ``recipe`` says."""
     if recipe.torchao is not None and (tensors := tensor_recipes(recipe.torchao)) != recipe.tensors():
         formats = {role: tensor.format.name if tensor else None for role, tensor in tensors.items()}
         raise ValueError(
@@ -101,9 +102,9 @@ def _config(name: str) -> Float8LinearConfig:
 
 
 def _cast_by_autocast(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Cast the input as autocast would: torchao 0.18 asks for CUDA's autocast alone, and on CPU leaves it float32.
+    """Return the input, cast to autocast's dtype if autocast is on: on a CPU torchao 0.18 leaves it float32.
 
-    The recipe that computes the weight's gradient from it then fails, its gradient being bfloat16.
+    ``rowwise_with_gw_hp`` would then fail, as it multiplies this input with a bfloat16 gradient.
     """
     (x,) = inputs
     device = x.device.type
@@ -118,7 +119,7 @@ def _torchao_float8() -> Any:
 
 @contextmanager
 def _without_import_noise() -> Iterator[None]:
-    """Drop the log records of :data:`IMPORT_NOISE`, and no others."""
+    """Within the context, drop the log records in :data:`IMPORT_NOISE` and no others."""
     filters = []
     for name, words in IMPORT_NOISE.items():
         logger = logging.getLogger(name)

@@ -1,1 +1,1 @@
-"""``QuantizedLinear`` and its parts; a package, so that ``altgrad.model`` has the layer apart from what uses it."""
+"""``QuantizedLinear`` and its parts, separate from the code in ``altgrad.model`` that uses the layer."""

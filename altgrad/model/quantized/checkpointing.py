@@ -1,14 +1,15 @@
-"""Forward passes that activation checkpointing runs again must round as they did the first time.
+"""Make forward passes that activation checkpointing repeats round as they did the first time.
 
-Stochastic rounding draws numbers, and delayed scaling takes its scale from a history that every pass extends. So a
-layer notes the state of each pass inside a checkpoint, and looks it up when `torch.utils.checkpoint` repeats the pass.
+Stochastic rounding draws random numbers, and delayed scaling takes its scale from a history that every pass extends. So
+a layer notes its operand states at each pass inside a checkpoint. When `torch.utils.checkpoint` repeats the pass, the
+layer looks these states up.
 
-Autograd's sequence numbers, which grow with each node of a graph, tell which pass is repeated. The backward pass
-repeats it while autograd executes a node of the checkpoint:
+Autograd's sequence numbers grow with each node of a graph, and tell which pass is repeated. The backward pass repeats a
+forward pass while autograd executes a node of the checkpoint:
 
-- reentrant: the checkpoint's own node, whose number is below those of the passes inside of it;
-- non-reentrant: the last node of the checkpoint that saved a tensor. Its passes began at that number or below, and
-  shared one hook for saved tensors, which belongs to this checkpoint alone.
+- reentrant: the checkpoint's own node, whose number is below the numbers of the passes inside the checkpoint;
+- non-reentrant: the last node of the checkpoint that saved a tensor. The checkpoint's passes began at that number or
+  below, and shared one hook for saved tensors, which belongs to this checkpoint alone.
 
 A compiled graph would read histories and streams as they are at the time of its backward pass. So the compiler leaves
 a checkpoint around such layers to eager mode, and refuses it with ``fullgraph=True``.
@@ -26,11 +27,11 @@ import torch
 from altgrad.model.quantized.quantizer import OperandStates
 
 Hook = Callable[[Any], Any]
-MOST = 256  # passes noted per layer: nothing tells when the graph of a reentrant checkpoint is gone
+MOST = 256  # the most passes noted per layer: nothing tells when a reentrant checkpoint's graph is gone
 
 
 def is_traced_in_checkpoint() -> bool:
-    """Return whether `torch.compile` traces code inside of a checkpoint, or is called inside of one."""
+    """Return whether `torch.compile` is tracing code inside a checkpoint, or was called inside a checkpoint."""
     tracer: Any = torch._dynamo.symbolic_convert.InstructionTranslator.current_tx().output.current_tracer
     while tracer is not None:
         if "checkpoint" in str(tracer.source_target):
@@ -45,22 +46,22 @@ is_traced_in_checkpoint._dynamo_marked_constant = True  # type: ignore[attr-defi
 
 class _Pass(NamedTuple):
     states: OperandStates
-    number: int  # autograd's when the pass began
-    hook: weakref.ref[Hook] | None  # of its checkpoint, if that is non-reentrant
+    number: int  # autograd's sequence number when the pass began
+    hook: weakref.ref[Hook] | None  # for saved tensors, of a non-reentrant checkpoint; else ``None``
 
     @property
     def over(self) -> bool:
-        """Whether the graph that could repeat the pass is gone."""
+        """Whether the graph that could repeat the pass is gone; ``False`` if the checkpoint is reentrant."""
         return self.hook is not None and self.hook() is None
 
 
 class CheckpointedPasses:
-    """The operand states of one layer's passes. Copies and pickles are empty, since no graph comes with them."""
+    """The operand states of one layer's passes. A copy or pickle is empty, since the graphs are not copied."""
 
     def __init__(self) -> None:
         self._passes: deque[_Pass] = deque(maxlen=MOST)
-        self._execution: tuple[Any, ...] = ()  # of the checkpoint that is repeated now
-        self._next = 0  # pass of this layer in it
+        self._execution: tuple[Any, ...] = ()  # identifies the checkpoint that is repeated now
+        self._next = 0  # index of this layer's current pass in that checkpoint
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(self), ()
@@ -76,10 +77,10 @@ class CheckpointedPasses:
         self._passes.append(_Pass(states, torch.autograd._get_sequence_nr(), reference))
 
     def again(self) -> OperandStates | None:
-        """Return the states of the pass that is repeated now, or ``None`` if the pass is a first one.
+        """Return the noted states if the current pass is a repetition, ``None`` if it runs for the first time.
 
-        Raises ``RuntimeError`` for a checkpoint inside of another one, where torch does not tell which is repeated, and
-        for a pass that was not noted.
+        Raises ``RuntimeError`` for a checkpoint inside another checkpoint, as torch does not tell which is repeated,
+        and for a repeated pass that was not noted.
         """
         node = torch._C._current_autograd_node()
         if node is None:
@@ -111,6 +112,6 @@ class CheckpointedPasses:
 
 
 def _saving_hook() -> Any:
-    """Return the hook that packs tensors saved for the backward pass now, or ``None``."""
+    """Return the active hook that packs tensors saved for the backward pass, ``None`` if there is none."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
     return hooks[0] if hooks else None

@@ -1,16 +1,16 @@
 """Data-parallel training: scales of a batch that processes share, and weights that FSDP2 gathers as codes.
 
-**Shared batches.** Each process has some of a batch's tokens. A scale from its own amax would train another run than a
-single process does. So amax values are reduced over the processes wherever a scale covers more than one token.
+**Shared batches.** Each process has some of a batch's tokens. Scales from their amax alone would differ from the scales
+of a run in a single process. So amax values are reduced over the processes wherever a scale covers several tokens.
 
-**Codes.** `fully_shard` leaves each process a part of each master weight, and gathers the whole before a layer's turn.
-A layer with one scale per weight needs only the operand of its products. So each process quantizes its part, with the
-scale of the largest magnitude in all parts, and sends codes, one byte per element. The codes together are the operand
-to the bit, but for the sign of a zero. Nothing is kept between the forward and the backward product: the codes are
-gathered again, as FSDP2 gathers weights.
+**Codes.** `fully_shard` leaves each process a part of each master weight, and gathers the whole weight before a layer
+runs. A layer with one scale per weight needs only the quantized weight. So each process quantizes its part with the
+scale of the whole weight, and sends codes, one byte per element. The gathered codes are the quantized weight to the
+bit, except for the sign of a zero. They are not kept between the forward and the backward product: FSDP2 gathers them
+again, as it gathers weights.
 
-torchao's ``enable_fsdp_float8_all_gather`` does the same with one call after each step that computes all scales. Here
-each weight computes its own whenever it is gathered, by a message of one number.
+torchao's ``enable_fsdp_float8_all_gather`` does the same, but computes all scales by one call after each step. Here the
+scale of a weight is computed whenever the weight is gathered, with a message of one number.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from altgrad.numerics.scaling import scaling_amax
 SHARED_ROLES = ("input", "grad")  # a weight is the same in every process
 CODE_BITS = 8
 aten = torch.ops.aten
-#: Operations of FSDP2, module moves and checkpoints, whose result is a part too; all others return plain tensors.
+#: Operations of FSDP2, module moves and checkpoints that return a `ByCodes`; all others return plain tensors.
 KEEPS_CLASS = {
     aten.detach.default, aten.clone.default, aten.view.default, aten.as_strided.default, aten.slice.Tensor,
     aten.new_zeros.default, aten.empty_like.default, aten._to_copy.default, aten._pin_memory.default,
@@ -55,7 +55,7 @@ def share_rows(model: nn.Module, ranks: int) -> None:
 
 @contextmanager
 def rows_not_shared(model: nn.Module) -> Iterator[None]:
-    """Have this process pass whole batches to the quantized layers of ``model`` meanwhile."""
+    """Within the context, take the batches of this process as whole: the scales in ``model`` cover its rows alone."""
     before = [(quantizer, quantizer.scaling) for quantizer in _quantizers_of_rows(model)]
     share_rows(model, 1)
     try:
@@ -74,7 +74,7 @@ def _quantizers_of_rows(model: nn.Module) -> list[Quantizer]:
 
 
 class ByCodes(torch.Tensor):
-    """A master weight, or a part of one, in ``master``, that FSDP2 gathers as codes."""
+    """A master weight, or this process's part of one, that FSDP2 gathers as codes; ``master`` is the plain tensor."""
 
     master: Tensor
 
@@ -95,7 +95,7 @@ class ByCodes(torch.Tensor):
         return args[0] if in_place else result
 
     def data_ptr(self) -> int:
-        """Return the address of ``master``, by which Accelerate finds a parameter again once its part replaces it."""
+        """Return the address of ``master``: Accelerate uses it to match a parameter with the part that replaces it."""
         return self.master.data_ptr()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
@@ -104,7 +104,7 @@ class ByCodes(torch.Tensor):
         return clone
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Be saved as a plain tensor or parameter: a checkpoint does not say how it is gathered."""
+        """Pickle as a plain tensor or parameter: a checkpoint does not say how the weight is gathered."""
         plain = nn.Parameter(self.master, self.requires_grad) if isinstance(self, nn.Parameter) else self.master
         return plain.__reduce_ex__(protocol)
 
@@ -114,7 +114,7 @@ class ByCodes(torch.Tensor):
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: torch.Size, outer_stride: Any, module: Any, mp_policy: Any
     ) -> tuple[tuple[Tensor, ...], Any]:
-        """Return the codes of this part, padded to the size of the others, and the scale with the whole's shape."""
+        """Return the codes of this part, padded to the size of the other parts, and (scale, shape of the weight)."""
         if self.shape[1:] != outer_size[1:]:
             raise NotImplementedError(
                 "weights that are gathered as codes are split over processes by dimension 0 alone; call fully_shard "
@@ -123,7 +123,7 @@ class ByCodes(torch.Tensor):
         quantizer, largest = module.quantizer("weight"), _largest(self.master)
         dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=mesh.get_group())
         part = self.master if mp_policy.param_dtype is None else self.master.to(mp_policy.param_dtype)
-        amax = largest.to(part.dtype).float()  # the rounded weight's too, since rounding keeps order
+        amax = largest.to(part.dtype).float()  # also of the rounded weight, since rounding keeps order
         amax = scaling_amax(quantizer.remembered_amax(), amax)
         options = {"method": "most-recent", "dtype": torch.float32, **quantizer.scaling.options}
         (operand,) = quantize_operands([part], [quantizer.constants], [amax.reshape(1)], **options)
@@ -136,7 +136,7 @@ class ByCodes(torch.Tensor):
     def fsdp_post_all_gather(
         self, outputs: tuple[Tensor, ...], metadata: Any, param_dtype: torch.dtype, *, out: Any = None
     ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-        """Return the whole weight; or complete ``out``, the whole weight whose codes are ``outputs`` already."""
+        """Return the whole weight from its codes ``outputs``; if ``out`` has the codes already, only set its scale."""
         scale, outer_size = metadata
         if out is not None:
             out.scale = scale
@@ -145,7 +145,7 @@ class ByCodes(torch.Tensor):
 
 
 class GatheredCodes(torch.Tensor):
-    """A whole weight of which this process has the ``codes`` of its operand and the operand's ``scale``."""
+    """A whole quantized weight: its ``codes`` and its one ``scale``. This process does not have the master weight."""
 
     codes: Tensor
     scale: Tensor
@@ -167,7 +167,7 @@ class GatheredCodes(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         weight = args[0]
-        if func in (aten.detach.default, aten.as_strided.default):  # FSDP2 asks for the strides that it has
+        if func in (aten.detach.default, aten.as_strided.default):  # FSDP2 asks for the strides that the weight has
             return cls(weight.codes, weight.scale, weight.dtype)
         if func is aten.t.default:
             return cls(weight.codes.t(), weight.scale, weight.dtype)
@@ -183,8 +183,8 @@ class GatheredCodes(torch.Tensor):
 
 
 def gathered_operands(weight: GatheredCodes, quantizer: Quantizer, operand_dtype: torch.dtype) -> Operands:
-    """Return the operands of a ``weight`` that was gathered as codes; values in ``operand_dtype`` if emulated."""
-    # The same memory as FSDP2's, which empties it after the forward pass and fills it again for the backward pass.
+    """Return the operands of a ``weight`` gathered as codes; for emulated products with ``operand_dtype`` values."""
+    # The codes share FSDP2's memory: FSDP2 empties it after the forward pass and refills it for the backward pass.
     backward = Operand(weight.codes, weight.scale, quantizer.constants)
     forward = backward.decoded(operand_dtype)
     if quantizer.scaling.hardware is not None:
@@ -193,7 +193,7 @@ def gathered_operands(weight: GatheredCodes, quantizer: Quantizer, operand_dtype
 
 
 def require_codes_suffice(name: str, recipe: LayerRecipe) -> None:
-    """Raise ``ValueError`` for a layer whose products need more of its weight than codes and one scale."""
+    """Raise ``ValueError`` if the products of layer ``name`` need more of its weight than codes and one scale."""
     weight, why = recipe.weight, None
     if recipe.torchao is not None:
         why = "torchao gathers the weights of its layers by a config of its own"
@@ -214,7 +214,7 @@ def require_codes_suffice(name: str, recipe: LayerRecipe) -> None:
 
 
 def require_resharding(model: nn.Module, inputs: tuple[Any, ...] = ()) -> None:
-    """Raise ``ValueError`` where FSDP2 would split codes in another way between the passes, which it cannot."""
+    """Raise ``ValueError`` if FSDP2 would split codes over fewer processes after the forward pass, which it cannot."""
     for module in model.modules():
         known: Any = module
         state = known._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
@@ -226,12 +226,15 @@ def require_resharding(model: nn.Module, inputs: tuple[Any, ...] = ()) -> None:
 
 
 def master_of(t: Tensor) -> Tensor:
-    """Return a plain tensor that shares the memory of ``t``."""
+    """Return the plain tensor of a `ByCodes`, in the same memory; return any other tensor as it is."""
     return t.master if isinstance(t, ByCodes) else t
 
 
 def _largest(part: Tensor) -> Tensor:
-    """Return the largest magnitude (0-d float32); infinity for NaN, which a reduction leaves undefined."""
+    """Return the largest magnitude (0-d float32), 0 without elements; infinity if there is a NaN.
+
+    The maximum over processes is undefined for NaN.
+    """
     largest = part.abs().amax().float() if part.numel() else part.new_zeros((), dtype=torch.float32)
     return largest.nan_to_num(nan=torch.inf, posinf=torch.inf)
 

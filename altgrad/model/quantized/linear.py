@@ -28,16 +28,16 @@ BFLOAT16 = (8, -126 - 7, 127)
 
 
 def exact_in_bfloat16(format: Format, scales: Format | None = None) -> bool:
-    """Return whether every finite value of ``format``, times any scale in ``scales``, is a bfloat16 value."""
+    """Return whether bfloat16 holds each finite value of ``format``, also times each value of the format ``scales``."""
     return format.fits(*BFLOAT16, scales=scales)
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer with quantized weights, inputs and incoming gradients.
+    """A linear layer that quantizes its weight, its input and the gradient of its output.
 
     It shares the parameters that it is given: ``weight`` (out_features, in_features), or (in, out) if ``transposed``,
-    and ``bias``. They are the float32 master weights, quantized anew in every forward pass. The output has autocast's
-    dtype, or the input's without autocast; with ``accumulate: float32`` it is float32.
+    and ``bias``. The weight is the float32 master weight, quantized anew in every forward pass. The output has
+    autocast's dtype, or the input's without autocast; with ``accumulate: float32`` it is float32.
     """
 
     def __init__(
@@ -62,7 +62,10 @@ class QuantizedLinear(nn.Module):
 
     @classmethod
     def from_linear(cls, linear: nn.Module, recipe: LayerRecipe, *, transposed: bool = False) -> QuantizedLinear:
-        """Return a quantized layer on the same parameters as ``linear``, which it keeps as ``replaced``."""
+        """Return a quantized layer that shares the parameters of ``linear``; its ``replaced`` is ``(linear,)``.
+
+        ``transposed``: ``linear`` stores its weight as (in, out).
+        """
         layer = cls(*weight_and_bias(linear), recipe, transposed=transposed)
         layer.replaced = (linear,)
         return layer
@@ -88,7 +91,7 @@ class QuantizedLinear(nn.Module):
         return self._matrix(self.weight).shape[0]
 
     def _matrix(self, weight: Tensor) -> Tensor:
-        """Return the weight as its products take it, (out_features, in_features)."""
+        """Return the stored ``weight`` as (out_features, in_features)."""
         return weight.t() if self.transposed else weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -109,7 +112,7 @@ class QuantizedLinear(nn.Module):
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
     def settings(self, compute_dtype: torch.dtype, device: str = "cpu") -> MatmulSettings:
-        """Return the settings of a forward pass on a ``device``, by its type.
+        """Return the settings of a forward pass on a device of type ``device``, such as ``"cuda"``.
 
         compute_dtype: dtype of the products that are not quantized.
         """
@@ -135,7 +138,7 @@ class QuantizedLinear(nn.Module):
         )
 
     def quantizer(self, role: str) -> Quantizer | None:
-        """Return the quantizer of ``role``, ``None`` where nothing is quantized."""
+        """Return the quantizer of ``role``, ``None`` if ``role`` is not quantized."""
         quantizer = self.quantizers[role] if role in self.quantizers else None
         assert quantizer is None or isinstance(quantizer, Quantizer)
         return quantizer
@@ -146,12 +149,12 @@ class QuantizedLinear(nn.Module):
         return any(quantizer.changes for quantizer in self.quantizers.values())
 
     def _learns(self, role: str) -> str:
-        """Return what this forward pass, and its backward pass, write into the history of ``role``."""
+        """Return which amax this step writes into the history of ``role``: ``nothing``, ``first`` or ``each``."""
         quantizer = self.quantizer(role)
         return quantizer.learns if quantizer is not None and self.training else "nothing"
 
     def operand_state(self, role: str) -> OperandState:
-        """Return the amax history and, while training, the random stream that quantize ``role`` in this step."""
+        """Return the format, amax history and, while training, random stream that quantize ``role`` in this step."""
         quantizer = self.quantizer(role)
         if quantizer is None:
             return OperandState()
@@ -215,7 +218,7 @@ class QuantizedLinear(nn.Module):
     def weight_operands(
         self, matrix: Tensor, settings: MatmulSettings, state: OperandState, *, learns: str = "nothing"
     ) -> Operands:
-        """Return the weight, (out_features, in_features), quantized by ``state`` for both products."""
+        """Return the weight ``matrix`` (out_features, in_features), quantized by ``state``, for both its products."""
         if isinstance(matrix, GatheredCodes):
             quantizer = self.quantizer("weight")
             assert quantizer is not None
@@ -247,5 +250,5 @@ class QuantizedLinear(nn.Module):
 
 
 def weight_and_bias(layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter | None]:
-    """Return the parameters of a linear layer."""
+    """Return the weight and the bias of a linear layer, ``None`` for a missing bias."""
     return layer.get_parameter("weight"), None if layer.bias is None else layer.get_parameter("bias")

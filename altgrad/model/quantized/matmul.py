@@ -1,4 +1,4 @@
-"""The quantized matrix product: three GEMMs on operands that lie exactly on 8-bit quantization grids.
+"""The quantized matrix product: three GEMMs on operands whose values are exactly representable in 8-bit formats.
 
     y  = (x_q @ w_q^T) / (s_x s_w)
     dx = (g_q @ w_q)   / (s_g s_w)
@@ -6,25 +6,25 @@
 
 with ``t_q = round_to_grid(t * s_t)``. bfloat16 holds every value of every format of at most 8 bits, and float32 holds
 the product of any two. So a bf16 GEMM with float32 accumulation on the *unscaled* operands ``t_q`` is the arithmetic of
-an 8-bit tensor core, at bf16 speed. The scales are applied to the result, in float32: a scale inside of an operand
-would be rounded to bf16 with it (2e-3 relative, as large as the effects under study).
+an 8-bit tensor core, at bf16 speed. The scales are applied to the result, in float32. An operand that contains its
+scale would be rounded to bf16 (2e-3 relative, as large as the effects under study).
 
 Where the scales stand:
 
 - one per tensor or per row: applied to the result. An operand's scales go along the dimension that the product does not
   sum over, so the backward products have operands of their own.
-- one per block of the sum: inside of the operands. Powers of two are exact there, unless a format's smallest value,
-  so scaled, falls below 2^-133, bfloat16's smallest: from an amax of 2^-103 down in E5M2, of 2^-57 down in E7M0.
-- two levels, as in NVFP4: those of the blocks inside of operands whose dtype holds every product of a value and a
-  scale, the tensor's applied to the result.
+- one per block of the sum: inside of the operands. Powers of two are exact there, unless the format's smallest value,
+  once scaled, falls below 2^-133, bfloat16's smallest: for an amax up to 2^-103 in E5M2, up to 2^-57 in E7M0.
+- two levels, as in NVFP4: the block scales inside of the operands, the tensor's scale applied to the result. The
+  operands' dtype holds every product of a value and a block scale.
 
-Without a bf16 GEMM that returns float32 (torch 2.13 on CPU), ``accumulate="bf16"`` rounds each sum to bf16 before the
-scales are applied: relative 2^-8 in ``y`` and ``dx`` unless the scales are powers of two, and in ``dw``, as for an
-unquantized bf16 layer on CPU. On CUDA, with ``accumulate="float32"``, and on a CPU without bf16 instructions, where
-operands are float32, sums stay in float32 until they are scaled.
+torch 2.13 on a CPU has no bf16 GEMM that returns float32. There ``accumulate="bf16"`` rounds each sum to bf16 before
+the scales are applied. The error is 2^-8 relative in ``dw``, as for an unquantized bf16 layer on a CPU, and in ``y``
+and ``dx`` unless the scales are powers of two. On CUDA, with ``accumulate="float32"``, and on a CPU without bf16
+instructions, where operands are float32, sums stay in float32 until they are scaled.
 
-Compiled and eager give the same bits, with operands of either dtype and under autocast or not: they call the same GEMMs
-and round elementwise operations alike. Operands of the two dtypes have the same values, but their sums differ.
+Compiled and eager code give the same bits, for both dtypes of operands, with and without autocast: they call the same
+GEMMs and round elementwise operations alike. Operands of the two dtypes have the same values, but their sums differ.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from altgrad.numerics.rounding import overflows
 class MatmulSettings:
     """The static settings of one layer's products; see :class:`altgrad.config.recipe.LayerRecipe`.
 
-    operand_dtype: bfloat16 when it holds every operand's format exactly and is fast, else float32.
+    operand_dtype: bfloat16 if it holds every value of the operands' formats exactly and is fast, else float32.
     gradient: the straight-through estimator, as in `LayerRecipe`.
     save: ``operands`` or ``codes``: how tensors with one scale are saved for the backward pass.
-    hadamard: tokens that are rotated together for the weight's gradient, or 0. Both operands are rotated along the
-        sum, which does not change it. An outlier in one token is spread over 16, and costs the others less precision.
-    ms_eden: the backward products quantize the gradient and the forward product's operands anew.
+    hadamard: number of tokens that are rotated together for the weight's gradient, 0 for no rotation. Rotating both
+        operands does not change the sum. It spreads a token's outlier over 16, which costs the others less precision.
+    ms_eden: whether MS-EDEN quantizes the gradient and the forward product's operands anew for the backward products.
     input, weight, grad: how the tensor is scaled, ``None`` if it is not quantized.
-    grad_learns: what the gradient's history keeps, as in `quantize_operands`.
+    grad_learns: which amax the gradient's history keeps, as ``learns`` of `quantize_operands`.
     """
 
     operand_dtype: torch.dtype
@@ -78,10 +78,10 @@ class QuantizedMatmul(torch.autograd.Function):
     """``x @ weight.T`` for ``x`` (n, k) and ``weight`` (m, k), computed from their operands ``input`` and ``weight_q``.
 
     The gradient through the rounding is one of three straight-through estimators of Yin et al. 2019
-    (arXiv:1903.05662), the derivative of: the identity; the clipped ReLU, here zero beyond both ends of the format; the
-    ReLU, 1 where the input is positive and else 0. The ReLU is for inputs alone, since a negative weight would never
-    learn. ``grad`` is the state that quantizes the incoming gradient, ``edge`` the `Edge` of ``x``. `torch.compile` and
-    autograd want ``x`` and ``weight`` as arguments of their own, and take other tensors in tuples.
+    (arXiv:1903.05662). It is the derivative of the identity, of the clipped ReLU (here 0 beyond both ends of the
+    format), or of the ReLU (1 where the input is positive, else 0). The ReLU is for inputs alone, since a negative
+    weight would never learn. ``grad`` is the state that quantizes the incoming gradient, ``edge`` the `Edge` of ``x``.
+    `torch.compile` and autograd need ``x`` and ``weight`` as arguments, and accept other tensors in tuples.
     """
 
     @staticmethod
@@ -94,7 +94,7 @@ class QuantizedMatmul(torch.autograd.Function):
         if any(ctx.needs_input_grad):
             x_q, w_q = (pair.forward if settings.ms_eden else pair.backward for pair in (input, weight_q))
             x_saved = saved(x, x_q, settings.input, settings, of_input=True)
-            # The weight itself for a second derivative, and so that an update before the backward pass is an error.
+            # Saving the weight serves second derivatives, and makes an update before the backward pass an error.
             ctx.save_for_backward(weight, *x_saved, *saved(weight, w_q, settings.weight, settings), *grad)
         y_dtype, fp32 = settings.output_dtype, settings.accumulate_fp32
         return product(input.forward, weight_q.forward.t(), y_dtype, fp32, ctx.autocast)
@@ -109,14 +109,14 @@ class QuantizedMatmul(torch.autograd.Function):
 
 
 class _Gradients(torch.autograd.Function):
-    """The backward products, which ``create_graph=True`` differentiates once more.
+    """The backward products, as a Function that ``create_graph=True`` differentiates once more.
 
-    The derivative is the straight-through estimator's, for which a rounded tensor is the tensor plus a constant:
+    The derivative is the straight-through estimator's: a rounded tensor counts as the tensor plus a constant.
 
         dx = g_q w_q, dw = g_q^T x_q, and for the gradients u of dx and v of dw
         dL/dg = u w_q^T + x_q v^T, dL/dx = g_q v, dL/dw = g_q^T u
 
-    with the operands over their scales, products in float32, and u and v not quantized.
+    Operands are divided by their scales, products are in float32, and u and v are not quantized.
     """
 
     @staticmethod
@@ -124,7 +124,7 @@ class _Gradients(torch.autograd.Function):
         grad: Tensor, edge: Tensor | None, weight: Tensor, settings: MatmulSettings,
         dtypes: tuple[torch.dtype, torch.dtype], autocast: bool, needed: tuple[bool, ...], *operands: Tensor | None,
     ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-        """Return the gradients of x and of the weight."""
+        """Return the gradients of x and of the weight, ``None`` where not ``needed``."""
         return gradients(grad, *_split(operands), settings, dtypes, autocast, needed)
 
     @staticmethod
@@ -157,9 +157,9 @@ def _split(tensors: Sequence[Tensor | None]) -> tuple[Operand, Operand, OperandS
 
 
 class Edge(torch.autograd.Function):
-    """A tensor of the shape of ``x`` in the memory of one number, which passes its gradient on to ``x``.
+    """A tensor in the shape of ``x`` that takes the memory of one number and passes its gradient on to ``x``.
 
-    It lets the backward pass of the backward pass reach an input that is not saved.
+    Through it the backward pass of the backward pass reaches an input that is not saved.
     """
 
     @staticmethod
@@ -176,7 +176,7 @@ def _second_derivatives(
     grad: Tensor, u: Tensor | None, v: Tensor | None, x: Operand, weight: Operand, state: OperandState,
     settings: MatmulSettings,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Return dL/dg, dL/dx and dL/dw of `_Gradients`, float32, ``None`` for zero."""
+    """Return dL/dg, dL/dx and dL/dw as in `_Gradients`, in float32; ``None`` stands for zero."""
     if settings.ms_eden and state.stream is not None:
         raise NotImplementedError(
             "MS-EDEN rotates what it rounds, and its gradients have no derivative of their own (create_graph=True); "
@@ -207,7 +207,7 @@ def gradients(
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """Return the gradients of ``x`` (n, k) and ``weight`` (m, k) in their ``dtypes``; ``None`` where not ``needed``.
 
-    ``grad`` (n, m) is the product's gradient, which ``state`` quantizes; ``x`` and ``weight`` are from `saved`.
+    ``grad`` (n, m) is the gradient of the product, and ``state`` quantizes it. `saved` made ``x`` and ``weight``.
     """
     x_q, weight_q = x.decoded(settings.operand_dtype), weight.decoded(settings.operand_dtype)
     if settings.ms_eden and state.stream is not None:
@@ -226,11 +226,11 @@ def gradients(
 def saved(
     t: Tensor, operand: Operand, scaling: ScaleSpec | None, settings: MatmulSettings, *, of_input: bool = False
 ) -> Operand:  # fmt: skip
-    """Return the operand to save of ``t``, perhaps as codes, with the mask of a gated gradient."""
+    """Return the ``operand`` of ``t`` as it is saved: as codes if so set, with the mask of a gated gradient."""
     if scaling is not None and settings.gradient == "relu" and of_input:
         operand = operand._replace(kept=t > 0)
     if scaling is None or not scaling.per_tensor:
-        return operand  # row and block scales are those of the tensor at hand, and clamp what their rounding does
+        return operand  # row and block scales fit the tensor's own amax: only their rounding clamps values
     assert operand.scale is not None and operand.constants is not None
     if settings.gradient == "clipped":
         operand = operand._replace(kept=~overflows(t.float() * operand.scale, operand.constants))
@@ -240,13 +240,13 @@ def saved(
 def _rounded_anew(
     grad: Tensor, x: Operand, weight: Operand, state: OperandState, settings: MatmulSettings, needed: Sequence[bool]
 ) -> list[tuple[Operand, Operand]]:
-    """Return the factors of both backward products, rounded by MS-EDEN (`numerics.ms_eden`) where ``needed``."""
+    """Return the two factors of each backward product, rounded by MS-EDEN (`numerics.ms_eden`) where ``needed``."""
     assert settings.grad is not None and state.constants is not None and state.stream is not None
     block, dtype = settings.grad.options["block"], settings.operand_dtype
     pairs = []
     for i, (left, right) in enumerate(((grad.t(), weight), (grad, x))):
         if not needed[i]:
-            pairs.append((right, right))  # which no caller multiplies
+            pairs.append((right, right))  # a placeholder that no caller multiplies
             continue
         options: dict[str, Any] = {"block": block, "dtype": dtype, "over": right.scale}
         a, b = ms_eden_pair(left.detach(), right.values, state.constants, state.stream, i, **options)
@@ -257,9 +257,9 @@ def _rounded_anew(
 def _grad_operands(
     grad: Tensor, state: OperandState, settings: MatmulSettings, for_weight: bool
 ) -> tuple[Operand, Operand]:
-    """Return the operands of ``grad`` (n, m) in the product that sums over its columns, and over its rows.
+    """Return ``grad`` (n, m) quantized for the product that sums over its columns, and for the one over its rows.
 
-    Without ``for_weight`` the second is the first.
+    Without ``for_weight`` the second operand is the first one.
     """
     grad, free = owned(grad)
     scaling, dtype, learns = settings.grad, settings.operand_dtype, settings.grad_learns
@@ -274,9 +274,9 @@ def _grad_operands(
 def product(a: Operand, b: Operand, dtype: torch.dtype, fp32: bool, autocast: bool) -> Tensor:
     """Return ``a @ b / (scale_a scale_b)`` in ``dtype``.
 
-    Autocast is switched off where it would change the products: those of float32, which on CPU are the native ones too,
-    and those of bfloat16 under autocast to float16, whose range is too small. ``autocast`` says whether it was on in
-    the forward pass: ``torch.compile`` traces the backward pass under it too, eager mode runs it outside.
+    Autocast is switched off where it would change the products: float32 products, on a CPU also native ones, and
+    bfloat16 products under float16 autocast, whose range is too small. ``autocast`` says whether it was on in the
+    forward pass. ``torch.compile`` traces the backward pass under the same autocast, eager mode runs it without.
     """
     device_type, native = a.values.device.type, a.values.dtype in FLOAT8.values() or a.blocks is not None
     cast = fp32 or a.values.dtype != torch.bfloat16 or torch.get_autocast_dtype(device_type) != torch.bfloat16

@@ -1,22 +1,22 @@
 """The quantized product by FP8 and FP4 hardware: `torch._scaled_mm` on E4M3 and E5M2, `scaled_mm` on blocks.
 
-The operands are those of the emulated product, so the cast to an 8-bit dtype and the products of two values are exact.
-The order of the sum differs, and the two scales are applied in float32, unusual ones up to a power of two
-(`altgrad.model.quantized.operand`). The operator wants its first factor stored by rows, the second by columns, and
-dimensions divisible by 16. So factors are stored that way and padded with zeros, which add nothing.
+The operands are the same as in the emulated product, so the cast to an 8-bit dtype and the products of two values are
+exact. The order of the sum differs, and the two scales are applied in float32, unusual scales up to a power of two
+(`altgrad.model.quantized.operand`). `torch._scaled_mm` needs its first factor stored by rows, the second by columns,
+and dimensions divisible by 16. So factors are stored that way and padded with zeros, which add nothing.
 
-On CPU torch emulates the operator, which is enough for tests. There a tensor's scale is written out as one per row:
-torch 2.13 leaves a product with one scale to oneDNN where the processor has AMX, whose reference loop takes a second
-for 256 x 256 x 256, and which fails where ``ONEDNN_MAX_CPU_ISA`` forbids AMX.
+On a CPU torch emulates the operator, which is enough for tests. There a tensor's scale is expanded to one scale per
+row. With one scale per tensor, torch 2.13 would call oneDNN if the processor has AMX. oneDNN's reference loop takes a
+second for 256 x 256 x 256, and fails where ``ONEDNN_MAX_CPU_ISA`` forbids AMX.
 
-**Blocks** along the sum have scales that the hardware applies to the sums of their products: blocks of 128, in one
-factor also tiles of 128 x 128 (Hopper), or blocks of 32 with scales in E8M0, which is MXFP8 (Blackwell). Codes and
-scales are those of the emulated product wherever that rounds values over their scale to float32. torch has these
-products on GPUs, for two factors in E4M3. Scales are passed as reciprocals in float32: their products, and those of
-the sums, must stay in its range.
+**Blocks** along the sum have scales that the hardware applies to the sums of the blocks' products. It has blocks of
+128, in one factor also tiles of 128 x 128 (Hopper), and blocks of 32 with E8M0 scales, which is MXFP8 (Blackwell).
+Codes and scales equal the emulated product's wherever the emulated product rounds values over their scale to float32.
+torch has these products on GPUs, for two factors in E4M3. Scales are passed as float32 reciprocals. The product of two
+reciprocals, and its product with a sum, must stay in the range of float32.
 
 **NVFP4** (Blackwell) has codes of E2M1, two per byte, and blocks of 16 with scales in E4M3. A tile's scale is repeated
-for each of its rows. Both tensors' scales are applied to the float32 sum, which is rounded after that.
+for each of its rows. Both tensors' scales are applied to the float32 sum before the sum is rounded.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def native_product(
 ) -> Tensor:
     """Return ``a @ b / (scale_a scale_b)`` for ``a`` (n, k) and ``b`` (k, m), whose values are float8 or packed.
 
-    Scales are 0-d; or (n, 1) and (1, m), for which torch returns bfloat16 alone; or of blocks, as `quantize_operands`
-    returns them. The result is in ``dtype`` otherwise. ``no_autocast`` switches autocast off, for the sum on a CPU.
+    Scales are 0-d, or (n, 1) and (1, m), or of blocks, as `quantize_operands` returns them. The result is bfloat16 for
+    scales (n, 1) and for ``dtype`` bfloat16, else float32. ``no_autocast`` switches autocast off for a CPU's sum.
     """
     assert a.scale is not None and b.scale is not None
     rows, columns = a.values.shape[0], b.values.shape[1]
     if a.values.numel() == 0 or b.values.numel() == 0:
         return a.scale.new_zeros((rows, columns), dtype=dtype)
-    # What is divided by unusual scales afterwards needs the range of float32 until then.
+    # A result that unusual scales divide afterwards needs the range of float32 until then.
     wide = dtype if dtype == torch.bfloat16 else torch.float32
     if a.scale.ndim > 0 and (a.scale.shape, b.scale.shape) != ((rows, 1), (1, columns)):
         return _product_of_blocks(a, b.t(), [], wide)[:rows, :columns]
@@ -97,7 +97,7 @@ def _product_of_blocks(a: Operand, b: Operand, factors: list[Tensor], dtype: tor
 
 
 def _laid_out(t: Operand) -> tuple[Tensor, ScalingType]:
-    """Return the scales of ``t`` (n, k), as reciprocals in the layout that the product reads, and their kind.
+    """Return the reciprocal scales of ``t`` (n, k) in the layout that `scaled_mm` reads, and their `ScalingType`.
 
     Blocks of 128: (n, k / 128), stored by columns. Tiles: (k / 128, n / 128), stored by columns and padded to a
     multiple of 4. MXFP8 and NVFP4: codes of E8M0 and E4M3, in the order of `swizzled` (cuBLAS, "Scaling Factors
@@ -119,9 +119,9 @@ def _laid_out(t: Operand) -> tuple[Tensor, ScalingType]:
 
 
 def swizzled(scales: Tensor) -> Tensor:
-    """Return ``scales`` (n, blocks) in 1-d: tile after tile of 128 x 4, row 32 i + j of a tile at 16 j + 4 i.
+    """Return ``scales`` (n, blocks) as 1-d, one tile of 128 x 4 after the other; the last tiles are padded with zeros.
 
-    The last tiles are padded with zeros.
+    Row 32 i + j of a tile stands at 16 j + 4 i.
     """
     n, blocks = scales.shape
     tiles = pad(scales, (0, -blocks % 4, 0, -n % 128)).unflatten(1, (-1, 4)).unflatten(0, (-1, 4, 32))
@@ -132,7 +132,7 @@ def _multiply_blocks(
     a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, recipe_a: int, recipe_b: int, factors: list[Tensor],
     dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """Call `scaled_mm` on arguments laid out for it, with the result in ``dtype``; E8M0 and E4M3 scales are bytes.
+    """Return `scaled_mm` of arguments laid out for it, in ``dtype``; E8M0 and E4M3 scales are passed as uint8.
 
     Raises:
         UserError: the device has no such products.
@@ -160,7 +160,7 @@ def _multiply_blocks(
     )  # fmt: skip
 
 
-# An operator of our own: torch 2.13 compiles `scaled_mm` to that of `torch._scaled_mm`, which wants other scales.
+# Our own operator: torch 2.13 compiles `scaled_mm` to the operator of `torch._scaled_mm`, which needs other scales.
 torch.library.define(
     "altgrad::multiply_blocks",
     "(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, int recipe_a, int recipe_b, Tensor[] factors, "

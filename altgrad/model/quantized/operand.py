@@ -1,12 +1,12 @@
 """The operands of a quantized product, and how their scales are applied to its result.
 
-A product of two scaled operands is divided by both scales. The intermediate results may leave float32's range where the
-final one does not: after a row's scale of 1e35, before a column's of 1e-35. So the reciprocal of an unusual scale is
-split into a ``factor`` and a ``rest``, a power of two with half its exponent. The result is multiplied by all factors,
-then by the product of the rests. A power of two changes no bit, except of what would have left the range, and of
-results below 2^-126, which are rounded once more.
+A product of two scaled operands is divided by both scales. An intermediate result may leave float32's range where the
+final result does not: after a row's scale of 1e35, before a column's scale of 1e-35. So the reciprocal of an unusual
+scale is split into a ``factor`` and a ``rest``, a power of two with half its exponent. The result is multiplied by all
+factors, then by the product of the rests. Splitting changes no bit, except in results that would have left the range,
+and in results below 2^-126, which are rounded once more.
 
-A reciprocal in 2^-62..2^62 is a factor itself, and its rest is 1. In eager mode on a CPU the scales are looked up, so
+A reciprocal in 2^-62..2^62 is a factor itself, and its rest is 1. In eager mode on a CPU the scales are read first, so
 that rests of 1 cost nothing.
 """
 
@@ -35,18 +35,18 @@ from altgrad.numerics.operand_definition import learn
 from altgrad.numerics.rounding import power_of_two
 from altgrad.numerics.scaling import floor_log2, scaling_amax
 
-CODES = torch.uint8  # the dtype of codes; of other operands only packed ones have it
+CODES = torch.uint8  # the dtype of codes; packed operands have it too, no others
 
 
 class Operand(NamedTuple):
     """One factor of a product.
 
     Attributes:
-        values: on the quantization grid.
-        scale: the product is divided by it: 0-d, or one per row or column.
-        constants: the format, ``None`` if the tensor was only cast.
-        kept: where a gated gradient passes.
-        blocks: of packed values, the codes of their blocks' scales.
+        values: representable values of the format, or their codes; the cast tensor if it is not quantized.
+        scale: the product is divided by it: 0-d, or one per row, column or native block. ``None`` if only cast.
+        constants: the format, from `format_constants`; ``None`` if the tensor was only cast.
+        kept: bool, where a gated gradient passes; ``None`` if it passes everywhere.
+        blocks: codes of the block scales, for packed values only.
     """
 
     values: Tensor
@@ -60,9 +60,9 @@ class Operand(NamedTuple):
         cls, t: Tensor, scaling: ScaleSpec | None, state: OperandState, dim: int, dtype: torch.dtype, *,
         learns: str = "nothing", overwrite: bool = False, in_memory: bool = False, rotate: bool = False,
     ) -> Operand:  # fmt: skip
-        """Return the 2-d ``t`` quantized for a product that sums over ``dim``; without ``scaling`` only cast.
+        """Return the 2-d ``t``, quantized by ``state`` for a product that sums over ``dim``; without ``scaling``, cast.
 
-        The other options are those of `quantize_operands`.
+        The other options are the ones of `quantize_operands`.
         """
         t, constants, history, stream = t.detach(), *state
         if scaling is None:
@@ -84,16 +84,16 @@ class Operand(NamedTuple):
         return cls(quantized.values, quantized.scale, constants, blocks=blocks)
 
     def t(self) -> Operand:
-        """Return the transposed operand."""
+        """Return the transposed operand, without ``constants`` and ``kept``."""
         scale = self.scale if self.scale is None or self.scale.ndim == 0 else self.scale.t()
         return Operand(self.values.t(), scale, blocks=None if self.blocks is None else self.blocks.t())
 
     def gated(self, gradient: Tensor) -> Tensor:
-        """Return the ``gradient`` of the operand's tensor, zero where it does not pass."""
+        """Return ``gradient``, which belongs to the operand's tensor, with zeros where ``kept`` is ``False``."""
         return gradient if self.kept is None else gradient * self.kept
 
     def encoded(self) -> Operand:
-        """Return the operand, which has one scale, with a code of one byte for each value."""
+        """Return the operand with a code of one byte in place of each value; the operand must have one scale."""
         if self.values.dtype == CODES:
             return self
         assert self.constants is not None
@@ -108,19 +108,19 @@ class Operand(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """A tensor's operands in the forward product and in the backward one, which sums over its other dimension."""
+    """A tensor's operands: for the forward product, and for the backward product that sums over the other dimension."""
 
     forward: Operand
     backward: Operand
 
 
 def dequantized(operand: Operand, rotated: int | None = None) -> Tensor:
-    """Return the values of ``operand`` over its scale, float32 (n, k).
+    """Return the values of ``operand`` divided by its scale, float32 (n, k).
 
-    ``rotated``: the number of rows before `rotate_rows`, which is undone; ``None`` if they were not rotated.
+    ``rotated``: number of rows before `rotate_rows`, to undo the rotation; ``None`` if rows were not rotated.
 
     Raises:
-        NotImplementedError: its blocks have codes, for FP8 and FP4 units.
+        NotImplementedError: the operand has blocks as FP8 and FP4 units take them.
     """
     scale = operand.scale
     if operand.blocks is not None or (scale is not None and scale.ndim > 0 and 1 not in scale.shape):
@@ -140,7 +140,7 @@ def dequantized(operand: Operand, rotated: int | None = None) -> Tensor:
 
 @torch.library.custom_op("altgrad::max_over_ranks", mutates_args=())
 def max_over_ranks(x: Tensor) -> Tensor:
-    """Return the largest of each element over all processes, in each of them; infinity where one has a NaN."""
+    """Return the elementwise maximum of ``x`` over all processes; infinity where a process has NaN."""
     largest = x.nan_to_num(nan=torch.inf, posinf=torch.inf)  # a reduction leaves NaN undefined
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return largest
@@ -154,9 +154,9 @@ def _(x: Tensor) -> Tensor:
 def _amax_over_ranks(
     t: Tensor, scaling: ScaleSpec, history: Tensor | None, dim: int, learns: str
 ) -> Tensor | None:  # fmt: skip
-    """Return a history of one step, which gives this process's rows ``t`` (n, k) the scales of all rows.
+    """Return a history of one step with the amax of all processes' rows, to scale this process's rows ``t`` (n, k).
 
-    ``None`` where each scale is of one row, or of a block in it. ``history`` holds earlier steps, and learns this one.
+    Return ``None`` if each scale covers one row or a block in it. ``history`` holds earlier steps and learns this step.
     """
     granularity = scaling.options["granularity"]
     in_groups = granularity in ("block", "tile")
@@ -175,7 +175,7 @@ def _amax_over_ranks(
 
 
 def apply_scales(y: Tensor, scales: Sequence[Tensor | None]) -> Tensor:
-    """Return ``y / (s_1 s_2)``, which may overwrite ``y``.
+    """Return ``y / (s_1 s_2)``; the result may overwrite ``y``.
 
     Args:
         y: float32 (n, m).
@@ -190,7 +190,7 @@ def apply_scales(y: Tensor, scales: Sequence[Tensor | None]) -> Tensor:
 
 
 def factor_and_rest(scale: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return float32 f and r, of the shape of ``scale``, with ``f r = 1 / scale``; ``None`` for an r of 1."""
+    """Return float32 f and r in the shape of ``scale`` with ``f r = 1 / scale``; r is ``None`` if known to be 1."""
     exact = scale.double().reciprocal()
     if _known_as_usual(scale):
         return exact.float(), None
@@ -201,7 +201,7 @@ def factor_and_rest(scale: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def multiplied(y: Tensor, factors: Sequence[Tensor], rests: Sequence[Tensor | None]) -> Tensor:
-    """Return ``y`` times each of the factors, then times the product of the rests; it may overwrite ``y``."""
+    """Return ``y`` times each factor, then times the product of the rests; the result may overwrite ``y``."""
     if rest := [rest for rest in rests if rest is not None]:
         factors = [*factors, rest[0] if len(rest) == 1 else rest[0] * rest[1]]
     if not factors:
@@ -219,7 +219,7 @@ def multiplied(y: Tensor, factors: Sequence[Tensor], rests: Sequence[Tensor | No
 
 
 def _known_as_usual(scale: Tensor) -> bool:
-    """Return whether all scales are in the usual range, ``False`` where looking would cost something."""
+    """Return whether all scales are in 2^-62..2^62; ``False`` off the CPU and while compiling, without reading them."""
     if torch.compiler.is_compiling() or scale.device.type != "cpu" or type(scale) is not Tensor:
         return False
     if scale.numel() == 0:

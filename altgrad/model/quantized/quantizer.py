@@ -1,7 +1,7 @@
 """The state that one quantized tensor of one layer keeps between steps.
 
-The arithmetic is in `altgrad.numerics`. What delayed and static scaling and stochastic rounding remember stands here in
-buffers, so that it moves with the model and is part of its checkpoint.
+The arithmetic is in `altgrad.numerics`. Delayed scaling, static scaling and stochastic rounding keep their state here
+in buffers, so that it moves with the model and is part of the model's checkpoint.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from altgrad.config.recipe import TensorRecipe
 from altgrad.numerics import amax_from_history, format_constants, operand_scale
 from altgrad.numerics.operand_definition import FLOAT8, PACKED
 
-SEEDS_APART = 0x9E3779B1  # between processes: odd, so that no two of 2^32 have one seed
+SEEDS_APART = 0x9E3779B1  # distance between the seeds of two processes: odd, so that no two of 2^32 agree
 
 
 @dataclass(frozen=True)
 class ScaleSpec:
-    """The part of a tensor's recipe that is fixed in a compiled graph: all but its format and its history.
+    """The part of a tensor's recipe that is fixed in a compiled graph: everything except its format and its history.
 
-    ``scale``: the recipe's `scale_options` as pairs, so that it can be hashed.
-    ``ranks``: the processes that share the tensor's rows; above 1 the scales are those of all rows.
+    ``scale``: the recipe's `scale_options` as pairs, to be hashable.
+    ``ranks``: number of processes that share the tensor's rows; above 1, scales cover the rows of all processes.
     """
 
     scale: tuple[tuple[str, Any], ...]
-    method: str  # how a history sets the scale
-    hardware: torch.dtype | None  # of the operand, for FP8 and FP4 units
+    method: str  # how a history sets the scale, as in `amax_from_history`
+    hardware: torch.dtype | None  # of the operand for FP8 and FP4 units; ``None``: emulated
     stochastic: bool  # draws random numbers while training
     ranks: int = 1
     ms_eden: bool = False  # of a gradient: both operands of both backward products are rounded by MS-EDEN
 
     @classmethod
     def of(cls, recipe: TensorRecipe, native: bool) -> ScaleSpec:
-        """Return the fixed part of ``recipe``."""
+        """Return the fixed part of ``recipe``; ``native``: FP8 and FP4 units compute the products."""
         hardware = (FLOAT8 | {"E2M1": PACKED})[recipe.format.name] if native else None
         options, rounding = tuple(recipe.scale_options.items()), recipe.rounding
         return cls(options, recipe.reduce, hardware, rounding != "nearest", ms_eden=rounding == "MS-EDEN")
@@ -49,21 +49,21 @@ class ScaleSpec:
 
     @property
     def once(self) -> bool:
-        """Whether all products take the tensor with the same values in the same layout."""
+        """Whether the forward and the backward product use the same quantized values in the same layout."""
         return self.options["granularity"] in ("tensor", "tile") and self.hardware != PACKED
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of `operand_scale`."""
+        """Keyword arguments of `operand_scale`."""
         return dict(self.scale)
 
 
 class OperandState(NamedTuple):
-    """The state by which one pass quantizes a tensor, besides its `ScaleSpec`; empty if it is not quantized.
+    """The state with which one pass quantizes a tensor, besides its `ScaleSpec`; all ``None`` if not quantized.
 
-    constants: its format.
-    history: the amax values that set the scale; ``None`` or all zero for the tensor's own amax.
-    stream: of random numbers, for stochastic rounding; all operands of the tensor draw from it.
+    constants: the format, from `format_constants`.
+    history: the amax values that set the scale. If ``None`` or all zero, the tensor's own amax sets it.
+    stream: random numbers of stochastic rounding for all operands of the tensor; ``None`` rounds to nearest.
     """
 
     constants: Tensor | None = None
@@ -71,12 +71,12 @@ class OperandState(NamedTuple):
     stream: Tensor | None = None
 
     def snapshot(self) -> OperandState:
-        """Return the state as it is now, whatever the history learns later."""
+        """Return the state with a copy of the history, which later steps do not change."""
         return self if self.history is None else self._replace(history=self.history.clone())
 
 
 class OperandStates(NamedTuple):
-    """The operand states of one pass of a layer, from before its forward pass."""
+    """The operand states of one pass of a layer, taken before its forward pass."""
 
     input: OperandState
     weight: OperandState
@@ -87,12 +87,12 @@ class Quantizer(nn.Module):
     """The state of a tensor that is quantized by ``recipe``.
 
     Attributes:
-        constants: the format and that of the block scales, as a tensor: so one compiled graph serves every format.
+        constants: the format and the block scales' format, as a tensor: so one compiled graph serves every format.
         history: amax values (delayed: the last ones; static: the first), 0 for a step that has not happened. Saved.
-        stream: seed, tensor and count of the last stochastic rounding. Saved, so that a resumed run draws on.
+        stream: seed, tensor number and count of the last stochastic rounding. Saved, so a resumed run draws the next.
 
-    Buffers follow the model to a device and keep their dtypes when it is cast. Leaving the ``meta`` device sets them
-    to what they are before the first step. A checkpoint loads with or without a history and a stream.
+    Buffers follow the model to a device and keep their dtypes when it is cast. Leaving the ``meta`` device sets them to
+    their values before the first step. A checkpoint loads with or without a history and a stream.
     """
 
     constants: Tensor
@@ -103,14 +103,14 @@ class Quantizer(nn.Module):
         super().__init__()
         self.recipe = recipe
         self.scaling = ScaleSpec.of(recipe, native)
-        self.first = (0, 0)  # seed and tensor of the stream
+        self.first = (0, 0)  # seed and tensor number of the stream
         self.register_buffer("constants", self._new("constants"), persistent=False)
         length = {"dynamic": None, "static": 1, "delayed": recipe.history}[recipe.scaling]
         self.register_buffer("history", None if length is None else torch.zeros(length, dtype=torch.float32))
         self.register_buffer("stream", self._new("stream") if self.scaling.stochastic else None)
 
     def _new(self, name: str) -> Tensor:
-        """Return a buffer as it is before the first step."""
+        """Return the value of the buffer ``name`` before the first step."""
         if name == "constants":
             return format_constants(self.recipe.format, scale_format=self.recipe.scale)
         if name == "stream":
@@ -118,7 +118,7 @@ class Quantizer(nn.Module):
         return torch.zeros(1 if self.history is None else len(self.history), dtype=torch.float32)
 
     def count_from(self, seed: int, tensor: int) -> None:
-        """Draw the random numbers of ``tensor`` under ``seed`` from now on, starting with the first."""
+        """Draw from now on the random numbers that belong to ``seed`` and tensor number ``tensor``, from the first."""
         self.first = (seed, tensor)
         if self.stream is not None:
             self.stream.copy_(self._new("stream"))
@@ -143,10 +143,10 @@ class Quantizer(nn.Module):
             keys[:] = [key for key in keys if key not in (prefix + "history", prefix + "stream")]
 
     def hold(self) -> Tensor:
-        """Return a buffer (1,) for the amax that sets the scale from now on, in place of the tensor's own amax.
+        """Return a buffer (1,) whose amax sets the scale from now on, in place of the tensor's own amax.
 
-        For a weight whose optimizer keeps it on its quantization grid and saves the amax. Raises ``ValueError`` for a
-        tensor with several scales or with an amax history.
+        An optimizer that keeps a weight at representable values writes its amax there, and saves the amax. Raises
+        ``ValueError`` for a tensor with several scales or with an amax history.
         """
         if self.recipe.granularity != "tensor" or self.recipe.scaling != "dynamic":
             raise ValueError(
@@ -163,12 +163,12 @@ class Quantizer(nn.Module):
         return self.recipe.scaling == "dynamic" and self.history is not None
 
     def follow(self, amax: Tensor) -> None:
-        """Set the amax that is held."""
+        """Write ``amax`` into the buffer of `hold`."""
         assert self.history is not None
         self.history.copy_(amax.expand_as(self.history))
 
     def go_on_from(self, other: Quantizer) -> None:
-        """Take over the amax history of ``other`` if it is scaled in the same way, over as many steps."""
+        """Copy the amax history of ``other`` if both have the same kind of scaling and the same history length."""
         if self.history is None or other.history is None or self.learns != other.learns:
             return
         if self.history.shape == other.history.shape:
@@ -177,11 +177,11 @@ class Quantizer(nn.Module):
     def draw(self, rank: int = 0) -> Tensor | None:
         """Return the next stream (3,) for one stochastic rounding; ``None`` if the tensor is rounded to nearest.
 
-        Another ``rank`` gets another seed, so that the errors of processes with different rows are independent. The
-        buffer is the same in all, since DistributedDataParallel copies it from the first process.
+        Each ``rank`` has its own seed, so that the errors of processes with different rows are independent. The buffer
+        is the same in all processes, since DistributedDataParallel copies it from the first process.
 
-        Count first and clone then: torch 2.13 lets a buffer stand for an earlier copy of it in a compiled graph, whose
-        backward pass would draw other numbers than eager mode.
+        The count is raised before the clone. Otherwise torch 2.13 may use the buffer for an earlier copy of it in a
+        compiled graph, whose backward pass would draw other numbers than eager mode.
         """
         if self.stream is None:
             return None
@@ -196,12 +196,12 @@ class Quantizer(nn.Module):
         return OperandState(self.constants, self.history, self.draw(rank) if training else None)
 
     def remembered_amax(self) -> Tensor | None:
-        """Return the amax (0-d float32) that sets the scale, 0 before the first step; ``None`` if dynamic."""
+        """Return the amax (0-d float32) from the history for the next pass, 0 if empty; ``None`` without a history."""
         return None if self.history is None else amax_from_history(self.history, self.recipe.reduce)
 
     @property
     def learns(self) -> str:
-        """What a training step writes into the history, as in `quantize_operands`."""
+        """Which amax a training step writes into the history: ``each``, the ``first`` or ``nothing``."""
         return {"dynamic": "nothing", "static": "first", "delayed": "each"}[self.recipe.scaling]
 
     @property
@@ -210,5 +210,5 @@ class Quantizer(nn.Module):
         return self.learns != "nothing" or self.stream is not None
 
     def scales(self, t: Tensor) -> Tensor:
-        """Return the scales (float32, broadcastable to ``t``) of the forward product's ``t`` (tokens, features)."""
+        """Return the scales (float32, broadcastable to ``t``) of ``t`` (tokens, features) in the forward product."""
         return operand_scale(t, self.constants, self.remembered_amax(), **self.scaling.options)

@@ -1,10 +1,10 @@
 """The quantized product under `torch.func`: ``grad``, ``vjp``, ``jacrev`` and ``vmap``, over samples or over models.
 
-`QuantizedMatmul`, which a training step uses, gets operands that were made outside of it. Under a transform tensors are
-wrapped, one level per transform, and only a Function's own rules see inside. So here one Function quantizes and
-multiplies, with the same arithmetic. Its backward pass is a Function too, since ``vmap(grad(loss))`` batches it.
+A training step uses `QuantizedMatmul`, whose operands are quantized before it is called. A transform wraps tensors, one
+level per transform, and only a Function's own rules can read them. So here one Function quantizes and multiplies, with
+the same arithmetic. Its backward pass is a Function too, since ``vmap(grad(loss))`` batches it.
 
-A batch is computed one sample at a time: each has the scales of its own amax, and the bits and the speed of a loop.
+A batch is computed one sample at a time, with the bits and the speed of a loop. Each sample's own amax sets its scales.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from altgrad.numerics import rotate_rows
 
 
 def is_transformed() -> bool:
-    """Return whether a transform of `torch.func` is under way."""
+    """Return whether the code runs inside a transform of `torch.func`."""
     return torch._C._are_functorch_transforms_active()
 
 
 def require_transformable(quantizers: dict[str, Quantizer], training: bool) -> None:
-    """Raise ``NotImplementedError`` inside of a compiled graph, and for quantizers that change while training.
+    """Raise ``NotImplementedError`` in a compiled graph, and if training changes the state of a quantizer.
 
-    A transform is a function of its arguments alone.
+    A transformed function may depend on its arguments alone.
     """
     if torch.compiler.is_compiling():
         # Where a graph may break, the compiler calls this function again, in eager mode.
@@ -44,10 +44,9 @@ def require_transformable(quantizers: dict[str, Quantizer], training: bool) -> N
 
 
 def transformed_product(x: Tensor, matrix: Tensor, settings: MatmulSettings, states: OperandStates) -> Tensor:
-    """Return the product of ``x`` (n, in_features) and a weight, for any transform of `torch.func` but ``jvp``.
+    """Return ``x @ matrix.T`` for ``x`` (n, in_features) and a weight, in any transform of `torch.func` but ``jvp``.
 
-    Raises:
-        NotImplementedError: later, for forward mode and for a derivative of the derivative.
+    Forward mode and a derivative of the derivative raise ``NotImplementedError`` when they are computed.
     """
     autocast = torch.is_autocast_enabled(x.device.type)
     y: Tensor = _Product.apply(x, matrix, settings, autocast, *(t for state in states for t in state[:2]))
@@ -55,7 +54,10 @@ def transformed_product(x: Tensor, matrix: Tensor, settings: MatmulSettings, sta
 
 
 class _Product(torch.autograd.Function):
-    """``x @ weight.T`` for ``x`` (n, k) and ``weight`` (m, k); then constants and history of input, weight and grad."""
+    """``x @ weight.T`` for ``x`` (n, k) and ``weight`` (m, k).
+
+    ``states``: constants and history of input, of weight and of grad, six arguments.
+    """
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, settings: MatmulSettings, autocast: bool, *states: Tensor | None) -> Tensor:
@@ -89,7 +91,7 @@ class _Product(torch.autograd.Function):
 
 
 class _Gradients(torch.autograd.Function):
-    """The backward products: the gradients of ``x`` and of ``weight``, each if it is asked for."""
+    """The backward products: a tuple of the gradients of ``x`` and of ``weight``, without those not asked for."""
 
     @staticmethod
     def forward(grad: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -128,13 +130,13 @@ def _operand_states(tensors: Sequence[Tensor | None]) -> list[OperandState]:
 
 
 def _along_rows(t: Tensor, scaling: ScaleSpec | None, state: OperandState, settings: MatmulSettings) -> Operand:
-    """Return the operand of a backward product, which sums over rows; the forward one's if both are the same."""
+    """Return ``t`` quantized for a backward product, which sums over rows; or as in the forward product if equal."""
     return Operand.of(t, scaling, state, 1 if scaling is None or scaling.once else 0, settings.operand_dtype)
 
 
 def _one_by_one(
     apply: Callable[..., Any], size: int, in_dims: Sequence[int | None], arguments: Sequence[Any]
 ) -> list[Any]:
-    """Return the results of ``apply`` for each of ``size`` samples; ``in_dims`` name the batched dimensions."""
+    """Return the result of ``apply`` for each of ``size`` samples; ``in_dims`` has each argument's batch dimension."""
     pairs = list(zip(arguments, in_dims, strict=True))
     return [apply(*(a if dim is None else a.select(dim, i) for a, dim in pairs)) for i in range(size)]
