@@ -97,7 +97,7 @@ def takes(p: Tensor) -> bool:
 
 
 def available(arm: Arm, p: Tensor, grid: WeightGrid | None) -> bool:
-    """Whether the loops can step ``p`` (out, in) by ``arm``; ``grid``: its quantization grid, None if ``p`` has none."""
+    """Whether the loops can step ``p`` (out, in) by ``arm``; ``grid``: its quantization grid, or None."""
     one_scale = grid is None or grid.options.get("granularity", "tensor") == "tensor"
     of_the_tensor = arm.stiffness in OF_THE_TENSOR and BASES[arm.base].metric
     taken = takes(p) and one_scale and arm.stiffness != "row_rms" and not of_the_tensor and arm.schedule == "constant"

@@ -55,7 +55,7 @@ class WeightGrid:
         options: ``granularity``, ``block``, ``scale_format`` and ``scale_rounding`` of `operand_scale`, and ``dim``
             for a weight that is stored as (in, out).
         remembered: a function that returns the amax (0-d float32) that sets the scale in the current step. If it
-            returns None, the weight's current amax sets the scale.
+            returns None, or 0 before the first step, the weight's current amax sets the scale.
         held: a one-element buffer with the scale's amax, set by the optimizer if weights are stored on the grid;
             else None.
         device: the weight's device.
@@ -85,7 +85,7 @@ class WeightGrid:
         return round_to_grid(weight * scale, self.constants) / scale
 
     def spacing(self, weight: Tensor) -> Tensor:
-        """Return the distance between neighbouring values of the format at each weight, in the weight's unit, float32."""
+        """Return the distance between the format's values around each weight, in the weight's unit, float32."""
         scale = self.scale(weight)
         magnitude = torch.minimum((weight * scale).abs(), self.constants[MAX])
         return grid_spacing(magnitude, self.constants) * self.refinement / scale
@@ -95,7 +95,7 @@ class WeightGrid:
         return encode(weight.detach() * self.scale(weight), refined_format(self.format, self.refinement))
 
     def decode(self, codes: Tensor, weight: Tensor) -> Tensor:
-        """Return the weights of ``codes`` from `encode`, bit for bit; ``weight`` sets the scale if no amax is kept."""
+        """Return the weights that `encode` encoded, bit for bit. ``weight`` sets the scale if no amax is remembered."""
         return decode(codes, refined_format(self.format, self.refinement)) / self.scale(weight)
 
     def to_stored(self, weight: Tensor) -> Tensor:
