@@ -44,7 +44,7 @@ class Record:
         self._session = {key: value for key, value in facts.items() if key not in MACHINE}
 
     def put(self, part: str, results: list[Result]) -> None:
-        """Add ``results`` to ``part``, replace earlier ones of equal `IDENTITY`, and write; ``limits`` has one result."""
+        """Add ``results`` to ``part``, replacing those of equal `IDENTITY`, and write; ``limits`` has one result."""
         new = [{**result, "session": self._number} for result in results]
         if part == "limits":
             (self.content[part],) = new

@@ -149,7 +149,7 @@ class Step:
         self.optimizer.step(norm=norm.item())
 
     def warm(self) -> Step:
-        """Take three steps, which compile and record CUDA graphs; set ``first_s``, seconds of the first; return self."""
+        """Take three steps, which compile and record CUDA graphs; set ``first_s``, the first's seconds. Return self."""
         self.first_s = seconds(self, self.device)
         self()
         self()

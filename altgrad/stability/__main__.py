@@ -216,7 +216,7 @@ def _rate(edge: Edge, ladder: Ladder) -> str:
 
 
 def _what_happens(beyond: pd.DataFrame) -> str:
-    """Return how the unstable runs ``beyond`` the edge end, such as ``"diverges (saturation)"``; "–" if there are none."""
+    """Return how the unstable runs ``beyond`` the edge end, such as ``"diverges (saturation)"``; "–" if none."""
     if beyond.empty:
         return "–"
     ends = Counter(
