@@ -82,7 +82,7 @@ def _check_devices(cell: Cell) -> None:
 
 
 def _distinct(cells: list[Cell]) -> list[Cell]:
-    """Return the first of the cells that differ only in their seed, for each such set."""
+    """Return ``cells`` without those that differ from an earlier cell only in their seed."""
     first: dict[str, Cell] = {}
     for cell in cells:
         first.setdefault(cell.model_copy(update={"key": "", "seed": 0}).to_json(), cell)

@@ -31,7 +31,7 @@ class Memory:
 
     @property
     def steps_in_codes(self) -> bool:
-        """Whether the C++ loops can update ``codes`` in place, without float32 values."""
+        """Whether the C++ loops take ``codes`` as the weight: bytes, and no float32 values beside them."""
         return self.values is None and self.grid.has_bytes
 
     def keep(self, values: Tensor) -> None:

@@ -50,7 +50,7 @@ class ArmOptimizer(Resumable):
     FSDP2's DTensors; the results are bitwise those of one process.
 
     Learning-rate schedulers set each group's ``lr``, as in torch. A step multiplies a matrix by
-    ``1 - lr * weight_decay`` of its group. For an arm with ``decay``, ``weight_decay`` is ``decay`` over the first lr.
+    ``1 - lr * weight_decay`` of its group. For an arm with ``decay``, ``weight_decay`` is ``decay / lr`` at the start.
 
     Args:
         weights: the weights that the arm acts on, (out, in), and their quantization grids. With ``weights: quantized``
