@@ -26,7 +26,7 @@ WARM = 3
 def measure(
     config: GPTConfig, fmt: str, name: str, settings: dict[str, Any], rounds: int, device: torch.device
 ) -> dict[str, Any]:
-    """Return the result of an optimizer: milliseconds, time ratios with quartiles, MB, and bytes per parameter.
+    """Time an optimizer; return milliseconds, time ratios with quartiles, MB, and bytes per parameter.
 
     ``over_adamw`` is its time over that of torch's fused AdamW. ``over_rule``, only for an optimizer with a GPU kernel,
     is the kernel's time over that of the compiled rule. ``state_mb`` counts the optimizer's tensors. ``peak_mb`` adds

@@ -84,7 +84,7 @@ def step_numbers(group: dict[str, Any], arm: Arm, step: float, steps: int, refin
         arm: the optimizer settings.
         step: number of the step, from 1.
         steps: number of steps in the run.
-        refinement: grid steps per code step of the format; ``lr`` and ``max_rungs`` in rungs count code steps.
+        refinement: grid steps per code step of the format, a factor of a rung arm's ``lr`` and ``max_rungs``.
     """
     beta1, beta2 = group["betas"]
     numbers = [0.0] * 11

@@ -63,7 +63,7 @@ def gathered(
 
 
 def split_as(like: Any, t: Any) -> Any:
-    """Shard ``t``, which every process has in full, as ``like`` is; return ``t`` if ``like`` is not sharded."""
+    """Return ``t``, which every process has in full, sharded as ``like`` is; ``t`` itself if ``like`` is not."""
     if not is_sharded(like) or is_sharded(t):
         return t
     from torch.distributed.tensor import distribute_tensor

@@ -18,7 +18,7 @@ from altgrad.numerics.constants import FLOAT32_MANTISSA, MAX, SPACING, ULPS
 from altgrad.numerics.rounding import SUCCESSOR
 
 # Lower bound of `mantissa`, relative to the tensor's largest stiffness: it avoids division by zero and lets a weight
-# cross zero. The other formulas are bounded by the subnormal spacing.
+# cross zero. The other formulas are positive by themselves.
 FLOOR = 2.0**-24
 
 LEAST_RMS = 1e-3  # Adafactor's second epsilon: weights of zero still move

@@ -91,8 +91,8 @@ void direct_madam(const float* __restrict p, float* __restrict v, const float* _
   }
 }
 
-// The moments of a chunk, in float32. They are copies where they are stored as codes; `store` encodes those. With `apart`
-// all moments are copies, and `t` does not change.
+// The moments of a chunk, in float32. If they are stored as codes, these are copies, and `store` encodes them. With
+// `apart` all moments are copies, and `t` does not change.
 struct Moments {
   float *m, *v, room_m[kChunk], room_v[kChunk];
 

@@ -180,8 +180,8 @@ def settings(cell: dict[str, Any]) -> str:
     else:  # another program's, which has no defaults here
         kept = {name: value for name, value in cell.items() if name not in left_out}
     known = {name: get_format(name) for name in format_names()}
-    kept["formats"] = {name: fields for name, fields in kept["formats"].items() if known.get(name) != Format(**fields)}
+    formats = {name: fields for name, fields in cell["formats"].items() if known.get(name) != Format(**fields)}
     yaml, text = YAML(typ="safe"), io.StringIO()
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment] # ruamel.yaml says None
-    yaml.dump({name: value for name, value in kept.items() if value}, text)
+    yaml.dump({name: value for name, value in (kept | {"formats": formats}).items() if value}, text)
     return text.getvalue()

@@ -54,7 +54,7 @@ def test_an_override_and_an_added_format_run_their_cells_alone_and_their_undoing
 def test_an_edit_reaches_the_stages_that_depend_on_it_and_no_other(project: Project):
     """As `dvc status` has it; what DVC then runs, the last test but one sees of training code."""
     folder, before, digests = project.folder, {}, {}
-    names = {"": "", "diagnostics": "registry", "training": "records", "reporting": "markdown"}
+    names = {"": "", "diagnostics": "saved", "training": "records", "reporting": "markdown"}
     for package, module in names.items():
         if package:
             path = folder / f"altgrad/{package}/{module}.py"

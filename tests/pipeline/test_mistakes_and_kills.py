@@ -17,6 +17,7 @@ import pytest
 
 import altgrad
 from altgrad.config import UserError
+from altgrad.numerics import loops
 from altgrad.training import machine
 from stages import grid, tokenize
 from tests.pipeline.conftest import CELLS, Project, environment, stages_of
@@ -112,4 +113,5 @@ def test_every_source_of_the_project_is_built_in_the_folder_of_its_graphs(tmp_pa
     machine.use_compile_cache(cache)
     made = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], "altgrad").glob("*.so")
     sources = {source.stem for source in Path(altgrad.__file__).parent.rglob("*.cpp")}
-    assert {file.stem.rpartition("-")[0] for file in made} == sources != set()
+    together = {source.stem for source in loops.SOURCES[1:]}  # in the library that is named after the first
+    assert {file.stem.rpartition("-")[0] for file in made} == sources - together != set()

@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from altgrad.config import Cell, Resolver, UserError, load_params
-from altgrad.config import Params
+from altgrad.config import Cell, Params, Resolver, UserError, load_params
 from altgrad.formats import get_format
 from altgrad.model import LayerRecipe, TensorRecipe
 from altgrad.optim.checks import check_cells
