@@ -36,7 +36,7 @@ POLL_S = 0.05
 
 
 def at_once(root: Path, model: str, jobs: int, train: dict[str, Any]) -> dict[str, Any]:
-    """Return how many runs of ``model`` are trained and diagnosed in an hour, ``jobs`` at a time.
+    """Measure how many runs of ``model`` are trained and diagnosed in an hour, ``jobs`` at a time: ``runs_per_hour``.
 
     A round has ``jobs`` runs, and the first round is not counted. ``runs_per_hour_range`` is from the slowest round to
     the fastest. ``first_s`` is the time until the first run ended. ``train`` replaces settings of the section ``train``

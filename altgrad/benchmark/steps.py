@@ -159,7 +159,7 @@ class Step:
 def matmul_operations(config: GPTConfig, batch: int) -> int:
     """Return the floating-point operations of the linear layers in a training step on ``batch`` sequences.
 
-    They count the product of the forward pass and both of the backward pass; a multiply-add counts as two.
+    Each layer has one product in the forward pass and two in the backward pass. A multiply-add counts as two.
     """
     with torch.device("meta"):
         model = GPT(config)

@@ -181,7 +181,7 @@ class Codings:
         return self._known[p.device]
 
     def in_parts(self, p: Tensor) -> bool:
-        """Return whether each process stores only the codes of its own part of a sharded ``p``.
+        """Return whether each process stores only the codes of its part of a sharded ``p``.
 
         True if no scale and no random number depends on elements outside the part.
         """

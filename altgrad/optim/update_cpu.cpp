@@ -292,7 +292,7 @@ class Step {
     }
     if (!(amax > 0)) amax = present;  // all weights began at zero
     const bool by_rungs = arm_[setting::kUnit] == unit::kRungs;
-    if (by_rungs && amax == *held_ && present <= amax) return;  // whole rungs at the same scale
+    if (by_rungs && amax == *held_ && present <= amax) return;  // whole code steps at the same scale
     *held_ = amax;
     if (arm_[setting::kWeights] == weights::kStochastic && !by_rungs) {
       round_weights<true>(StochasticRounder(grid_));
