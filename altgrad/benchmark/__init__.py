@@ -1,7 +1,7 @@
-"""What a machine can do, ``make bench``, and on a GPU ``make gpu``: checks and timings in order of worth.
+"""Measures what a machine can do (``make bench``, on a GPU ``make gpu``), the most useful checks and timings first.
 
 A GPU is rented by the hour or lent for minutes. So nothing is installed, nothing needs a network, each result is
-written at once, and nothing is measured twice. This file imports no library, so that it can say which one is missing.
+written at once, and nothing is measured twice. This file imports no library, so that it can report missing ones.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 TORCH = (2, 11)
-# By the name that is imported, the name of the distribution.
+# The needed packages: {name to import: name to install}.
 NEEDED = {
     "torch": "torch", "numpy": "numpy", "pandas": "pandas", "pyarrow": "pyarrow", "scipy": "scipy",
     "pydantic": "pydantic", "ruamel.yaml": "ruamel.yaml", "safetensors": "safetensors", "tiktoken": "tiktoken",
     "tqdm": "tqdm", "matplotlib": "matplotlib", "PIL": "pillow", "jinja2": "jinja2",
 }  # fmt: skip
-# What some items need: without it they are left out, and the record says so.
+# Packages that only some measurements need, and what is left out without them.
 OPTIONAL = {"torchao": "steps of torchao's layers", "pytest": "checks", "hypothesis": "checks"}
 
 
 def missing() -> str | None:
-    """Return one sentence on what is missing and how to get it; ``None`` if all is there."""
+    """Return a sentence that names the missing packages and how to install them; ``None`` if all are there."""
     absent = [name for module, name in NEEDED.items() if not _is_there(module)]
     if absent:
         return (
@@ -36,12 +36,12 @@ def missing() -> str | None:
 
 
 def left_out() -> dict[str, str]:
-    """Return the optional packages that are not installed, and what is left out without each."""
+    """Return ``{package: what is left out}`` for the optional packages that are not installed."""
     return {name: what for name, what in OPTIONAL.items() if not _is_there(name)}
 
 
 def installed_version(name: str) -> str | None:
-    """Return the version of a distribution, ``None`` if it is not installed."""
+    """Return the version of the distribution ``name``, such as ``"3.5.0"``; ``None`` if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -51,5 +51,5 @@ def installed_version(name: str) -> str | None:
 def _is_there(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # of a package that it is in
+    except ModuleNotFoundError:  # its parent package is missing
         return False

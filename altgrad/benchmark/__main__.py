@@ -14,7 +14,7 @@ from altgrad.common.console import called
 
 
 def main(arguments: list[str]) -> None:
-    """Measure what the record lacks, and write the pages."""
+    """Run the command: measure the items that the record lacks, then write the pages."""
     from altgrad.common.errors import UserError
 
     parser = argparse.ArgumentParser(prog=called("benchmark"), description=__doc__)

@@ -1,8 +1,8 @@
-"""Operands of a quantized product in GB/s, beside a copy on the device and torch's own cast to 8 bits.
+"""Measures how fast operands of quantized products are made, in GB/s, beside a copy and torch's casts to 8 bits.
 
-The bytes of an operand are those that cannot be avoided: the tensor read once, its values written once. A way that
-reads it twice, first for the largest magnitude, therefore reaches less. Several calls are timed at once, since
-starting a kernel takes as long as a small one runs.
+Bytes count the unavoidable traffic: the tensor read once and the values written once. A method that reads the tensor
+twice, first for its amax, therefore has fewer GB/s. `CALLS` calls are timed together, since launching a kernel takes
+as long as a small kernel runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NV: dict[str, Any] = {"granularity": "block", "block": 16, "scale_format": "E4M3
 
 
 class OperandMaker(NamedTuple):
-    """One way to make an operand, and the bytes of an element that it writes."""
+    """A way to make an operand: its name, its function, and ``written``, the bytes written per element."""
 
     name: str
     run: Callable[[Tensor], object]
@@ -42,16 +42,17 @@ def by_kernels(
     x: Tensor, constants: Tensor, known: Tensor | None, block: int, dim: int, rule: int, dtype: torch.dtype,
     stream: Tensor | None, first: int,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Do what `quantize_by_tensors` does, by the GPU's kernels."""
+    """Return the operand as `quantize_by_tensors` does, made by GPU kernels; ``RuntimeError`` without these kernels."""
     if not takes_kernels(x, dtype, block):
         raise RuntimeError("needs a GPU and Triton")
     return quantize_by_operator(x, constants, known, block, dim, rule, dtype, stream, first)
 
 
 def contestants(device: torch.device, dtype: torch.dtype) -> list[OperandMaker]:
-    """Return a copy, torch's casts, and ours with each kind of scale; compiled but for the copy, kernels and MS-EDEN.
+    """Return the ways to compare: a copy, torch's casts, and this package's quantization with each kind of scale.
 
-    Ours is the way that training takes for a tensor, by kernels or by tensor operations (`gpu_launch`), and the other.
+    All but the copy, the kernels and MS-EDEN are compiled. Quantization runs as in training, where `gpu_launch` picks
+    kernels or tensor operations. Names with "by kernels" or "by tensor operations" force one of the two.
     """
     float8, stream = torch.float8_e4m3fn, torch.tensor(STREAM, device=device)
 
@@ -112,11 +113,11 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[OperandMaker]:
 def measure(
     shape: tuple[int, int], rounds: int, device: torch.device, only: Sequence[str] | None = None
 ) -> list[dict[str, Any]]:
-    """Return a row per contestant for a bfloat16 tensor of ``shape``: ms of a call, GB/s, and its share of a copy's.
+    """Return a row per contestant, timed on a bfloat16 tensor of ``shape``: ``call_ms``, ``gb_per_s``, ``over_copy``.
 
-    ``only`` names those that take part, a copy among them; all by default. ``over_copy`` is the median over rounds of
-    the contestant's GB/s over those of the copy in the same round, with quartiles. A contestant that fails has its
-    error in ``absent``.
+    ``over_copy`` is the contestant's GB/s over the copy's in the same round, the median over ``rounds``, with
+    quartiles. The row of a contestant that fails has its error in ``absent`` instead. ``only`` lists the names of the
+    contestants to time, with ``"copy"`` among them; None means all.
     """
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
     runs: dict[str, Callable[[], None]] = {}

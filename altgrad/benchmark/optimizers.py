@@ -1,7 +1,7 @@
-"""A step of an optimizer beside torch's fused AdamW, on the weights of one model: time turn by turn, and peak memory.
+"""Measures an optimizer's step on the weights of one model: time beside torch's fused AdamW, and peak memory.
 
-The gradients are random and stay. Nothing but the optimizer runs; it is told their norm, as in training, where clipping
-has computed it. Quantized weights have a scale per tensor, and optimizers see them as in training.
+Only the optimizers run, on fixed random gradients. They are given the gradients' norm, which clipping computes in
+training. Quantized weights have a scale per tensor.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ WARM = 3
 def measure(
     config: GPTConfig, fmt: str, name: str, settings: dict[str, Any], rounds: int, device: torch.device
 ) -> dict[str, Any]:
-    """Return the result of an optimizer: milliseconds, ratios with quartiles, MB, and bytes per parameter by role.
+    """Time an optimizer; return milliseconds, time ratios with quartiles, MB, and bytes per parameter.
 
-    ``over_adamw`` is over torch's fused AdamW; ``over_rule``, of an optimizer that has a kernel, over a step by the
-    compiled rule. ``state_mb`` counts the optimizer's tensors; ``peak_mb`` also what a step takes at most besides, in
-    MB of 10^6 bytes, without weights and gradients.
+    ``over_adamw`` is its time over that of torch's fused AdamW. ``over_rule``, only for an optimizer with a GPU kernel,
+    is the kernel's time over that of the compiled rule. ``state_mb`` counts the optimizer's tensors. ``peak_mb`` adds
+    the most that a step allocates besides; it is None if the system does not report it. MB are 10^6 bytes.
 
     Args:
         config: the model's size.
         fmt: the weights' format.
-        name: of the optimizer.
-        settings: of `altgrad.optim.Arm`.
-        rounds: timed steps of each.
-        device: where.
+        name: name of the optimizer, for the result.
+        settings: the arguments of `altgrad.optim.Arm`.
+        rounds: number of timed steps of each optimizer.
+        device: the device of the model.
     """
     (_, plain), (model, arm) = (_stepper(config, fmt, of, device) for of in (None, settings))
     runs = {"plain": plain.step, "arm": partial(arm.step, norm=1.0)}
     if any(isinstance(loops, Kernels) for loops in arm._loops.values()):
         _, by_rule = _stepper(config, fmt, settings, device)
-        by_rule._loops.clear()  # which leaves all to the rule
+        by_rule._loops.clear()  # so that the compiled rule steps all weights
         runs["rule"] = partial(by_rule.step, norm=1.0)
     for run in WARM * list(runs.values()):
         run()
@@ -67,7 +67,7 @@ def measure(
 def _stepper(
     config: GPTConfig, fmt: str, settings: dict[str, Any] | None, device: torch.device
 ) -> tuple[nn.Module, Any]:
-    """Return a model with gradients and its optimizer; without ``settings`` torch's own."""
+    """Return a model with random gradients, and its optimizer: torch's fused AdamW if ``settings`` is None."""
     torch.manual_seed(0)
     model = quantize_model(GPT(config).to(device), Recipe.uniform(fmt))
     if settings is None:

@@ -1,4 +1,4 @@
-"""The seconds that cells take on this machine, from a few steps of each; `altgrad.execution` runs it for estimates."""
+"""Measures how long runs take on this machine, from a few steps of each; `altgrad.execution` calls it for estimates."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from altgrad.common.fingerprint import discard_finished
 from altgrad.config import Cell, load_params
 
 STEPS, FEWEST = 24, 4
-ENOUGH = 3.0  # seconds of steps
+ENOUGH = 3.0  # seconds that the steps of the second run should take
 LONGEST = 30.0  # seconds after which no further kind of cell is begun
-NAME = f"probe.{os.getpid()}"  # of the cell that is trained; no grid and no other probe has a cell of that name
+NAME = f"probe.{os.getpid()}"  # key of the cell that is trained: no grid and no other probe uses it
 
 
 def measure(key: str, root: Path, settings: Any, *, eager: bool = False) -> dict[str, float]:
-    """Train a cell of the project ``root`` twice with fewer steps, diagnose it, and return the seconds of the parts.
+    """Train the cell ``key`` of the project ``root`` twice with few steps, diagnose it, and return its seconds by part.
 
-    The first run has `FEWEST` steps, the second as many as fit into `ENOUGH` seconds, at most `STEPS`. Of the second
-    run are ``step_s`` of a step at the median and ``step_p90_s`` at the 90th percentile, ``evaluate_s`` of an
-    evaluation, ``observe_s`` of an observation by the monitors, ``setup_s`` of all else in training, and ``diagnose_s``
-    of the diagnosis. ``first_s`` is what it would have taken as the first run of its process, compiling included.
+    The first run has `FEWEST` steps; the second has as many as fit into `ENOUGH` seconds, at most `STEPS`. ``first_s``
+    is the second run's time if it were the first of its process, compiling included. The other times are of the second
+    run: ``step_s`` (median) and ``step_p90_s`` per step, ``evaluate_s`` per evaluation, ``observe_s`` per observation
+    by the monitors, ``diagnose_s`` of the diagnosis, and ``setup_s`` of the rest of training. ``steps`` is its length.
+
+    ``settings`` is the section ``diagnose`` of params.yaml. With ``eager`` nothing is compiled.
     """
     from altgrad.diagnostics import diagnose_cell
     from altgrad.training import train_cell
@@ -71,7 +73,7 @@ def measure(key: str, root: Path, settings: Any, *, eager: bool = False) -> dict
 
 
 def main(arguments: list[str]) -> None:
-    """Print a line of JSON for each cell named, none after `LONGEST` seconds; ``--eager`` compiles nothing."""
+    """Print a line of JSON per cell key in ``arguments``, none after `LONGEST` s. ``--eager``: compile nothing."""
     settings, began = load_params().diagnose, time.perf_counter()
     keys = [argument for argument in arguments if argument != "--eager"]
     for key in keys:

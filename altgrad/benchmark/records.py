@@ -1,8 +1,8 @@
-"""The record of each machine, reports/bench/<machine>.json, and the pages: reports/bench and README.md's line on GPUs.
+"""Reads and writes each machine's record, reports/bench/<machine>.json, and the pages made from the records.
 
-In a record ``sessions`` holds the command, commit and versions of each session by its number, and every result names
-its ``session``. A result replaces the one that it repeats and leaves the others, whatever session they are from.
-Sessions that no result names any more are dropped.
+In a record, ``sessions`` maps a session's number to its command, commit and versions, and every result has its
+``session``. A new result replaces an earlier result with the same `IDENTITY`; all others stay. A session without
+results is dropped.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from altgrad.common.provenance import write_record
 from altgrad.reporting.markdown import Block, escaped, integer, to_markdown
 
 MACHINE = ("device", "on_gpu", "threads", "processor", "vector_instructions")  # what identifies a machine
-SAME = ("commit", "torch", "driver", "triton")  # equal in two sessions, one does not measure again what the other did
-IDENTITY = ("model", "batch", "elements", "name")  # equal in two results of a part, one repeats the other
+SAME = ("commit", "torch", "driver", "triton")  # a session skips items measured by one with equal values
+IDENTITY = ("model", "batch", "elements", "name")  # a result replaces an earlier one of its part with equal values
 BENCH = Path("reports/bench")
 LEAD = "Step times beside bf16, and what else was measured. A row is of the session that measured it last."
 MARKED = re.compile(r"(<!-- make gpu -->\n).*?(<!-- -->\n)", re.DOTALL)
@@ -29,11 +29,11 @@ NOT_MEASURED = "**On a GPU, how fast**: not measured. `make gpu` measures it in 
 
 
 class Record:
-    """The file of one machine, written anew with each result.
+    """The results of one machine, in a JSON file that is rewritten with each new result.
 
     Args:
-        path: the file; what it holds already stays.
-        facts: what identifies the machine (`MACHINE`), and the session's command, commit and versions.
+        path: the file; results in an existing file are kept.
+        facts: the machine's identity (keys in `MACHINE`), and the session's command, commit and versions.
     """
 
     def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
@@ -44,7 +44,7 @@ class Record:
         self._session = {key: value for key, value in facts.items() if key not in MACHINE}
 
     def put(self, part: str, results: list[Result]) -> None:
-        """Replace the results of ``part`` that ``results`` repeat, or the limits of the machine, and write."""
+        """Add ``results`` to ``part``, replacing those of equal `IDENTITY`, and write; ``limits`` has one result."""
         new = [{**result, "session": self._number} for result in results]
         if part == "limits":
             (self.content[part],) = new
@@ -55,13 +55,13 @@ class Record:
         self._write()
 
     def put_item(self, name: str, took_s: float, failed: str | None = None) -> None:
-        """Note that an item was measured, or why it ``failed``, and write."""
+        """Record the seconds ``took_s`` of an item and its error ``failed`` (None: measured), and write the file."""
         item = {"took_s": round(took_s, 1), "failed": failed, "session": self._number}
         self.content["items"] = self.content.get("items", {}) | {name: item}
         self._write()
 
     def has(self, name: str) -> bool:
-        """Whether an item was measured, by a session of the same commit and versions."""
+        """Whether a session with the same commit and versions (`SAME`) measured the item ``name`` without error."""
         item = self.content.get("items", {}).get(name)
         if item is None or item["failed"] is not None:
             return False
@@ -82,17 +82,17 @@ def _identity(result: Result) -> tuple[Any, ...]:
 
 
 def load_benches(folder: Path) -> list[Result]:
-    """Return the records in ``folder``, one per machine."""
+    """Return the content of all records in ``folder``, one per machine."""
     return [read_json(path) for path in sorted(folder.glob("*.json"))]
 
 
 def write_pages(root: Path) -> list[Path]:
-    """Write the page of ``root/reports/bench`` and README.md's line on GPUs; return the files written."""
+    """Write ``root/reports/bench/README.md`` and the GPU line of ``root/README.md``; return the files written."""
     folder, readme = root / BENCH, root / "README.md"
     benches = load_benches(folder)
     blocks = [LEAD, *(block for bench in benches for block in machine_blocks(bench))]
     write_text(folder / "README.md", f"# What machines can do\n\n{to_markdown(blocks)}\n")
-    if not readme.is_file():  # the package alone
+    if not readme.is_file():  # a folder without the project's README.md
         return [folder / "README.md"]
     sentence = escaped(gpu_sentence([bench for bench in benches if bench["on_gpu"]]))
     line = textwrap.fill(f"- {sentence}", WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
@@ -104,7 +104,7 @@ def write_pages(root: Path) -> list[Path]:
 
 
 def machine_blocks(bench: Result) -> list[Block]:
-    """Return the section of one machine: its limits, its tables, and the items that failed."""
+    """Return a machine's section of the page: its limits, its tables, and the items that failed."""
     lead = f"**{bench['device']}, {bench['threads']} threads** ({_source(bench)}). {_limits(bench)}"
     failed = [f"{name}: {item['failed']}" for name, item in bench.get("items", {}).items() if item["failed"]]
     return [lead, *tables_of(bench), *[f"Not measured: {'; '.join(failed)}."] * bool(failed)]
@@ -123,7 +123,7 @@ def _limits(bench: Result) -> str:
 
 
 def gpu_sentence(benches: list[Result]) -> str:
-    """Return README.md's line: a step beside bf16, an operand beside a copy, and runs an hour, for each GPU."""
+    """Return README.md's line with each GPU's step times, operand bandwidth and runs per hour."""
     return " ".join(map(_sentence, benches)) or NOT_MEASURED
 
 

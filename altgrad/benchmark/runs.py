@@ -1,7 +1,7 @@
-"""Whole runs: how many an hour with several at a time, and the seconds of the parts of a run, by model.
+"""Measures whole runs: how many finish in an hour with several at a time, and the seconds of a run's parts.
 
-Runs are of a temporary project: the grid of params.yaml with other settings, on random tokens, without DVC, which a
-rented machine does not have.
+The runs belong to a temporary project: params.yaml with a small grid, on random tokens. DVC is not used, since a rented
+machine lacks it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from altgrad.execution.local import LocalPool
 from altgrad.model import GPT, GPTConfig
 
 TOKENS = {"train": 2_000_000, "val": 300_000}
-ROUNDS = 4  # runs of each job, the first of which loads libraries and graphs and is not timed
+ROUNDS = 4  # runs per worker; the first one loads libraries and graphs and is not timed
 FORMAT = "E4M3"
 POLL_S = 0.05
 
 
 def at_once(root: Path, model: str, jobs: int, train: dict[str, Any]) -> dict[str, Any]:
-    """Return ``runs_per_hour`` of ``model``, trained and diagnosed, ``jobs`` at a time, and its range.
+    """Measure how many runs of ``model`` are trained and diagnosed in an hour, ``jobs`` at a time: ``runs_per_hour``.
 
-    A round has as many runs as go at a time, and the first round is not counted; the range is from the slowest round to
-    the fastest. A run is diagnosed before the next one is trained. ``train``: settings that replace those of
-    params.yaml.
+    A round has ``jobs`` runs, and the first round is not counted. ``runs_per_hour_range`` is from the slowest round to
+    the fastest. ``first_s`` is the time until the first run ended. ``train`` replaces settings of the section ``train``
+    in params.yaml.
     """
     grid = {"formats": [FORMAT], "optimizers": ["adamw"], "seeds": list(range(ROUNDS * jobs)), "baseline": FORMAT}
     with project(root, model, grid, train) as keys, closing(LocalPool(jobs)) as pool:
@@ -61,7 +61,7 @@ def at_once(root: Path, model: str, jobs: int, train: dict[str, Any]) -> dict[st
                     ended.append(time.perf_counter() - began)
                     pool.submit(waiting[:1])
                     del waiting[:1]
-    rounds = ended[jobs - 1 :: jobs]  # when each was over
+    rounds = ended[jobs - 1 :: jobs]  # the time at which each round ended
     rates = [3600 * jobs / (b - a) for a, b in itertools.pairwise(rounds)]
     overall = 3600 * jobs * len(rates) / (rounds[-1] - rounds[0])
     return {
@@ -74,7 +74,8 @@ def at_once(root: Path, model: str, jobs: int, train: dict[str, Any]) -> dict[st
 def parts_of(root: Path, model: str, vocabulary: int, train: dict[str, Any]) -> dict[str, Any]:
     """Return the seconds of the parts of a run of ``model`` in `FORMAT`, as `altgrad.benchmark.probe` measures them.
 
-    ``vocabulary``: size of the vocabulary. Also ``parameters``, ``sizes``, ``batch`` and ``tokens_per_s``.
+    The result also has ``parameters``, ``sizes``, ``batch`` and ``tokens_per_s``. ``vocabulary`` is the vocabulary's
+    size; ``train`` replaces settings of the section ``train`` in params.yaml.
     """
     grid = {"formats": [FORMAT], "optimizers": ["adamw"], "seeds": [0], "baseline": FORMAT}
     with project(root, model, grid, train, vocabulary) as (key,):
@@ -101,7 +102,7 @@ def parts_of(root: Path, model: str, vocabulary: int, train: dict[str, Any]) -> 
 def project(
     root: Path, model: str, grid: dict[str, Any], train: dict[str, Any], vocabulary: int | None = None
 ) -> Iterator[list[str]]:
-    """Change into a temporary project of the grid's cells; yield their keys. It shares graphs with ``root``."""
+    """Work in a temporary project with this ``grid``; yield its cell keys. It shares ``root``'s compiled graphs."""
     params = read_yaml(root / "params.yaml")
     params["model"] = model
     params["grid"] |= {"lr_scales": [1]} | grid
@@ -125,7 +126,7 @@ def project(
 
 
 def make_tokens(folder: Path, vocabulary: int) -> None:
-    """Write files of random tokens, mostly small ones, as the ids of frequent tokens are."""
+    """Write token files with random ids, small ids more often, as in real text, and their meta.json."""
     folder.mkdir(parents=True)
     chance = np.random.default_rng(0)
     for split, count in TOKENS.items():

@@ -1,4 +1,4 @@
-"""The list: what is checked and measured, in order. Each result is written at once, and nothing is measured twice."""
+"""Runs the list of checks and measurements in order, writes each result at once, and measures nothing twice."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from altgrad.model import GPTConfig
 from altgrad.model.hardware import select_device
 from altgrad.training import machine
 
-LIMIT_S, CPU_LIMIT_S = 115.0, 600.0  # of one item on a GPU and elsewhere; one that takes longer is given up
+LIMIT_S, CPU_LIMIT_S = 115.0, 600.0  # time limit of an item, on a GPU and elsewhere; a slower item fails
 ARMS_FORMAT = "E4M3"
 MODES_OF = (BASELINE, "E4M3")
-SAME_GRAPH = ("E3M4", "E7M0")  # as E4M3, since a format enters a graph as a tensor
+SAME_GRAPH = ("E3M4", "E7M0")  # formats that use E4M3's graph: a format enters a graph as a tensor
 TESTS_AT_A_TIME = 8
-Rows = dict[str, list[dict[str, Any]]]  # by part of the record
+Rows = dict[str, list[dict[str, Any]]]  # {part of the record: results}
 
 
 class Item(NamedTuple):
-    """What is measured by itself; ``patience`` multiplies the time limit of an item."""
+    """A unit of measurement: its name, its function, and ``patience``, a factor of its time limit."""
 
     name: str
     measure: Callable[[], Rows]
@@ -51,11 +51,11 @@ class Item(NamedTuple):
 
 
 class Session:
-    """A machine, its record, and the list.
+    """One call of the benchmark command: it measures the items of the list and writes the machine's record.
 
     Args:
-        output: the record's file; by default reports/bench/<machine>.json.
-        miniature: rehearse a GPU's list on whatever device there is.
+        output: the record's file; None means reports/bench/<machine>.json.
+        miniature: rehearse a GPU's list with tiny sizes on any device.
         arguments: the command line, for the record.
     """
 
@@ -70,7 +70,7 @@ class Session:
         threads = min(torch.get_num_threads(), usable_cores())
         torch.set_num_threads(threads)
         device = machine.device_name(self.device)
-        if not on_gpu:  # by which processors of one name differ
+        if not on_gpu:  # processors of one name differ in this
             device += f", {machine.choose_compute('bf16', self.device)[0]} products"
         facts = environment("altgrad.benchmark", arguments)
         facts |= {"device": device, "on_gpu": on_gpu, **_versions(self.device)}
@@ -81,14 +81,14 @@ class Session:
         self._baselines: dict[tuple[str, int], steps.Step] = {}
 
     def run(self, seconds: float, again: bool, only: str = "") -> list[str]:
-        """Measure what the record lacks of this commit, torch and driver; return the names of what is left to measure.
+        """Measure the items that the record lacks for this commit and versions; return the names still missing.
 
-        An item that fails is written down with its error, and tried again by the next session.
+        The record has the error of an item that fails, and the next session tries the item again.
 
         Args:
-            seconds: begin no item after these.
-            again: measure all items anew.
-            only: measure items with this word in their name.
+            seconds: begin no item after this time.
+            again: also measure items that the record has.
+            only: measure only items with this text in their name; "" means all.
         """
         began, items = time.perf_counter(), [item for item in self.items() if only in item.name]
         left = [item for item in items if again or not self.record.has(item.name)]
@@ -116,13 +116,13 @@ class Session:
         return [item.name for item in items if not self.record.has(item.name)]
 
     def items(self) -> Iterator[Item]:
-        """Yield the list, what is worth most first."""
+        """Yield the items in order of worth."""
         sizes = self.sizes
         yield from (self._check(name, tests) for name, tests in sizes.checks.items())
         yield Item("limits", lambda: {"limits": [timing.limits(self.device)]})
         rounds, made = 3 * sizes.rounds, sizes.operand_entries
         yield Item("operands", lambda: {"operands": operands.measure(sizes.operands, rounds, self.device, made)})
-        if sizes is not ON_CPU:  # where processes of their own compile no sooner
+        if sizes is not ON_CPU:  # on a CPU, parallel processes compile no faster
             yield from (Item("graphs of steps", partial(self._compile, *size), 2) for size in sizes.steps)
         for model, batch in sizes.steps:
             size = "" if len(sizes.steps) == 1 else f"{model}, batch {batch}: "
@@ -137,11 +137,11 @@ class Session:
         yield from (self._check(name, tests) for name, tests in sizes.later_checks.items())
 
     def entries(self) -> list[steps.Contestant]:
-        """Return the contestants in training steps that the device has the products of, the baseline first."""
+        """Return the contestants in training steps whose products the device has; the baseline comes first."""
         return [entry for entry in self._asked_for() if entry.runs_on(self.device)]
 
     def without_products(self) -> dict[str, str]:
-        """Return the contestants whose products the device lacks, and the scales of these products."""
+        """Return ``{contestant: scales}`` of the contestants whose products the device lacks."""
         return {entry.name: str(entry.scales) for entry in self._asked_for() if not entry.runs_on(self.device)}
 
     def _asked_for(self) -> list[steps.Contestant]:
@@ -152,7 +152,7 @@ class Session:
         return Item(f"check: {name}", lambda: {"checks": [run_tests(name, tests, self.limit_s - 5)]})
 
     def _compile(self, model: str, batch: int) -> Rows:
-        """Compile all steps at once; formats share a graph with the first of their kind."""
+        """Compile the steps of all contestants in parallel, except formats that share E4M3's graph; return no rows."""
         names = [entry.name for entry in self.entries() if entry.name not in SAME_GRAPH and _is_installed(entry)]
         at_a_time = min(steps.COMPILED_AT_A_TIME, usable_cores())
         failed = steps.compile_all(names, self._config(model), batch, machine.compile_cache(self.root), at_a_time)
@@ -166,7 +166,7 @@ class Session:
         return GPTConfig(vocab_size=self.sizes.vocabulary, **preset.sizes | self.sizes.changed)
 
     def _warm(self, model: str, batch: int, entry: steps.Contestant, mode: str = "default") -> steps.Step:
-        """Return a warm step; the baseline's is kept, since all others of its size are timed beside it."""
+        """Return a compiled and warmed-up step; the baseline's is cached, as every other is timed beside it."""
         if entry.name != BASELINE or mode != "default":
             return steps.Step(self._config(model), entry, batch, self.device, mode).warm()
         if (model, batch) not in self._baselines:
@@ -174,7 +174,7 @@ class Session:
         return self._baselines[model, batch]
 
     def _step(self, model: str, batch: int, entry: steps.Contestant) -> Rows:
-        """Measure a contestant's step beside the baseline's, turn by turn, and its memory."""
+        """Return a contestant's step time, alternating with the baseline's, and its memory."""
         if not _is_installed(entry):
             raise RuntimeError("torchao is not installed")
         baseline, step = (self._warm(model, batch, one) for one in (self.entries()[0], entry))
@@ -186,7 +186,7 @@ class Session:
         return {"steps": [of | result], "memory": [of | state]}
 
     def _mode(self, name: str, mode: str) -> Rows:
-        """Measure a contestant's step in a mode of the compiler beside that in the default mode."""
+        """Return the time of a contestant's step compiled in ``mode`` over its time in the default mode."""
         model, batch = self.sizes.steps[-1]
         entry = next(entry for entry in self.entries() if entry.name == name)
         both = {one: self._warm(model, batch, entry, one) for one in ("default", mode)}
@@ -207,12 +207,12 @@ class Session:
 
 
 class OutOfTime(BaseException):
-    """An item took too long. It is no `Exception`, as an item may go on after the failure of one of its parts."""
+    """An item took too long. Not an `Exception`, since an item may catch those of its parts and go on."""
 
 
 @contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
-    """Raise `OutOfTime` in a block that takes longer."""
+    """Raise `OutOfTime` in the block if it takes longer than ``seconds``."""
 
     def give_up(*_: object) -> None:
         raise OutOfTime(f"had not ended after {seconds:.0f} s")
@@ -231,7 +231,7 @@ def _is_installed(entry: steps.Contestant) -> bool:
 
 
 def _versions(device: torch.device) -> dict[str, str | None]:
-    """Return what a GPU's times depend on besides torch: the driver, CUDA, Triton and torchao."""
+    """Return the versions of driver, CUDA, Triton and torchao, such as ``{"cuda": "12.8"}``; None if absent."""
     driver = None
     if device.type == "cuda" and shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
@@ -242,15 +242,18 @@ def _versions(device: torch.device) -> dict[str, str | None]:
 
 
 def run_tests(name: str, tests: list[str], limit_s: float) -> dict[str, Any]:
-    """Run tests that compare a GPU with the CPU, several at a time; return how many passed, failed and were skipped.
+    """Run tests that compare a GPU with the CPU, several at a time.
 
     Args:
-        name: of the check.
-        tests: as pytest names them.
-        limit_s: seconds.
+        name: name of the check, for the result.
+        tests: files or node ids for pytest.
+        limit_s: time limit in seconds.
+
+    Returns:
+        The numbers ``passed`` and ``skipped``, the names of the ``failed`` tests, and the seconds ``took_s``.
 
     Raises:
-        RuntimeError: with pytest's last words where it ran none, or did not end in time.
+        RuntimeError: pytest ran no test, or did not end in time, or is not installed.
     """
     if absent := [package for package, what in left_out().items() if what == "checks"]:
         raise RuntimeError(f"not installed: {', '.join(absent)}")

@@ -1,4 +1,4 @@
-"""How much is measured: on a GPU, on a processor, and in the rehearsal of a GPU's list on any device."""
+"""The sizes of all measurements: on a GPU, on a CPU, and in the rehearsal of a GPU's list on any device."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured of each part.
+    """The sizes of each measurement.
 
     Attributes:
-        operands: shape of the tensor.
-        steps: models and batches of training steps.
-        vocabulary: of the models.
-        rounds: timed steps.
-        optimizers: on the last of the models.
-        jobs: how many runs of pico at a time.
-        parts_of: the models whose runs are taken apart, with their vocabulary.
-        changed: sizes of the models that are replaced.
-        entries: the contestants in steps; all by default.
-        operand_entries: the ways to make an operand; all by default.
-        modes: of `torch.compile` that are timed beside the default one.
-        checks: tests by their names, first in the list; ``later_checks`` last.
-        train: settings of whole runs.
+        operands: shape of the tensor that is quantized.
+        steps: (model, batch) of the training steps.
+        vocabulary: vocabulary size of these models.
+        rounds: number of timed steps of each contestant.
+        optimizers: names of the optimizers to time, on the last model in ``steps``.
+        jobs: the numbers of runs of pico to try at a time.
+        parts_of: ``{model: vocabulary size}`` of the runs whose parts are timed.
+        changed: model sizes that replace those of the preset, such as ``{"layers": 1}``.
+        entries: names of the contestants in training steps; None means all.
+        operand_entries: names of the ways to make an operand; None means all.
+        modes: modes of `torch.compile` to time beside the default one.
+        checks: ``{name: tests for pytest}``, run first; ``later_checks`` run last.
+        train: settings that replace those of the section ``train`` in whole runs.
     """
 
     operands: tuple[int, int]

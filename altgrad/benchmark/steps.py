@@ -1,10 +1,10 @@
-"""Training steps of one model under several recipes, in one process, turn by turn, and their peak memory.
+"""Measures training steps of one model under several recipes: time beside a bf16 step, and peak memory.
 
-Each step is timed right beside a bf16 step, before or after it at random, so that the ratio of the two is far steadier
+Each step is timed right before or after a bf16 step, in random order, so that the ratio of the two varies far less
 than either time. Memory is in MB of 10^6 bytes; this package's README says what counts.
 
 ``python -m altgrad.benchmark.steps JOB`` takes one step, to compile it into the cache on disk. Compiling a step of
-twelve layers takes a process a minute, most of it on one core, so `compile_all` has several processes do it at a time.
+twelve layers takes a minute, mostly on one core, so `compile_all` runs several such processes at a time.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ POLL_S = 0.2
 
 
 class Contestant(NamedTuple):
-    """A way to train; without a recipe nothing is quantized.
+    """A way to train that is compared with others. Without a ``recipe`` nothing is quantized.
 
-    ``compute`` is as in `machine.choose_compute`; ``scales`` are those that a device must have products with, as
-    `has_products` names them.
+    ``compute`` is as in `machine.choose_compute`. ``scales`` names the low-precision products that the device must
+    have, as in `has_products`, such as ``"rows"``; None if it needs none.
     """
 
     name: str
@@ -57,15 +57,14 @@ class Contestant(NamedTuple):
     scales: str | None = None
 
     def runs_on(self, device: torch.device) -> bool:
-        """Whether ``device`` has the products of this contestant."""
+        """Whether ``device`` has the low-precision products that this contestant needs."""
         return self.scales is None or has_products(self.scales, device)
 
 
 def contestants(device: torch.device) -> list[Contestant]:
-    """Return the ways to train: unquantized, formats and scalings, block formats, and layers of torchao.
+    """Return the ways to train: unquantized, formats and scalings, block formats, and torchao's layers.
 
-    Products by FP8 units are left out on a CPU, where torch emulates them slowly; so is float32 on a GPU, where nobody
-    trains in it.
+    A CPU leaves out native FP8 and FP4 products, which torch emulates slowly there. A GPU leaves out float32.
     """
     nvfp4 = BLOCK_FORMATS["NVFP4"]
     stochastic, four_six = {"rounding": "stochastic"}, {**nvfp4, "scale_rounding": "4/6"}
@@ -102,7 +101,7 @@ def contestants(device: torch.device) -> list[Contestant]:
 
 
 def ruled(layers: str = "*", head: bool = True, **settings: Any) -> Recipe:
-    """Return the recipe with a rule for ``layers``, and one for the weight and gradient of the ``head``."""
+    """Return a recipe with the rule ``settings`` for ``layers`` and, if ``head``, weight and grad for the head."""
     rules = [Rule(layers=layers, **settings)]
     if head:
         rules.append(Rule(layers="head", weight=settings["weight"], grad=settings["grad"]))
@@ -110,19 +109,19 @@ def ruled(layers: str = "*", head: bool = True, **settings: Any) -> Recipe:
 
 
 def all_in(name: str, grad: Any = None) -> Recipe:
-    """Return the recipe with one format for all tensors, or with another for ``grad``."""
+    """Return the recipe with the format ``name`` for all tensors; ``grad`` replaces the gradients' format."""
     return ruled(weight=name, input=name, grad=grad or name)
 
 
 class Step:
-    """A training step of one contestant, to be called again and again on the same tokens.
+    """A training step of one contestant; each call takes one step on the same tokens.
 
     Args:
         config: the model's size.
         entry: the contestant.
-        batch: sequences of random tokens, the same ones in every process.
-        device: where.
-        mode: of `torch.compile`.
+        batch: number of sequences of random tokens, the same tokens in every process.
+        device: the device of the model.
+        mode: mode of `torch.compile`.
     """
 
     def __init__(
@@ -141,7 +140,7 @@ class Step:
         self._bf16 = choose_compute(entry.compute, device)[0] == "bf16"
 
     def __call__(self) -> None:
-        """Take one step; the gradients of the one before are dropped first."""
+        """Drop the old gradients and take one step: forward, backward, clipping, optimizer."""
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._bf16):
             loss = self._compiled(self.tokens[0], self.tokens[1])
@@ -150,7 +149,7 @@ class Step:
         self.optimizer.step(norm=norm.item())
 
     def warm(self) -> Step:
-        """Take the first steps, which compile and record CUDA graphs; ``first_s`` are the seconds of the first."""
+        """Take three steps, which compile and record CUDA graphs; set ``first_s``, the first's seconds. Return self."""
         self.first_s = seconds(self, self.device)
         self()
         self()
@@ -158,7 +157,10 @@ class Step:
 
 
 def matmul_operations(config: GPTConfig, batch: int) -> int:
-    """Return the floating-point operations of the linear layers in a step: one product forward and two backward."""
+    """Return the floating-point operations of the linear layers in a training step on ``batch`` sequences.
+
+    Each layer has one product in the forward pass and two in the backward pass. A multiply-add counts as two.
+    """
     with torch.device("meta"):
         model = GPT(config)
     weights = sum(layer.weight.numel() for layer in linear_layers(model).values())
@@ -166,14 +168,14 @@ def matmul_operations(config: GPTConfig, batch: int) -> int:
 
 
 def result(name: str, config: GPTConfig, batch: int, first: float, taken: dict[str, list[float]]) -> dict[str, Any]:
-    """Return the result of a contestant: its size, and the medians of its steps and of their ratios.
+    """Return the record's row of a contestant: sizes, median step time, rates, and time over the bf16 step's.
 
     Args:
-        name: of the contestant.
+        name: the contestant's name.
         config: the model's size.
-        batch: sequences.
-        first: seconds to its first step.
-        taken: seconds of its steps, and of the baseline's beside each.
+        batch: number of sequences.
+        first: seconds of the first step, compiling included.
+        taken: seconds of each timed step, by name: the contestant's and the baseline's.
     """
     median = statistics.median(taken[name])
     return {
@@ -185,7 +187,7 @@ def result(name: str, config: GPTConfig, batch: int, first: float, taken: dict[s
 
 
 def mode_result(name: str, mode: str, taken: dict[str, list[float]]) -> dict[str, Any]:
-    """Return the result of a contestant compiled in ``mode``; ``taken`` are its seconds, and those of ``default``."""
+    """Return the record's row of a contestant compiled in ``mode``; ``taken``: seconds of its steps, by mode."""
     median = statistics.median(taken[mode])
     return {
         "name": f"{name}, {mode}", "contestant": name, "mode": mode, "step_ms": round(1e3 * median, 2),
@@ -194,22 +196,22 @@ def mode_result(name: str, mode: str, taken: dict[str, list[float]]) -> dict[str
 
 
 def state_mb(step: Step) -> float:
-    """Return the MB of parameters, buffers and optimizer state; each tensor counts once."""
+    """Return the MB of parameters, buffers and optimizer state; shared storage counts once."""
     state = [value for of_weight in step.optimizer.state.values() for value in of_weight.values()]
     tensors = [value for value in state if isinstance(value, torch.Tensor)]
     return tensors_mb([*step.model.parameters(), *step.model.buffers(), *tensors])
 
 
 def tensors_mb(tensors: Iterable[torch.Tensor]) -> float:
-    """Return the MB that tensors take; those that share storage count once."""
+    """Return the MB of the tensors' storage; storage that several tensors share counts once."""
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values()) / MB
 
 
 def peak_mb(step: Step) -> float | None:
-    """Return the peak MB of three more steps, state included; ``None`` where the system does not tell.
+    """Return the peak MB of three more steps, state included; ``None`` if the system does not report it.
 
-    ``step`` must have run before, so that it is compiled and the optimizer has its state.
+    Call ``step`` before, so that it is compiled and the optimizer has its state.
     """
     step.optimizer.zero_grad(set_to_none=True)
     growth = growth_mb(step, step.device)
@@ -217,12 +219,12 @@ def peak_mb(step: Step) -> float | None:
 
 
 def growth_mb(run: Callable[[], object], device: torch.device) -> float | None:
-    """Return the peak MB of three calls of ``run`` beyond what is allocated; ``None`` where that is not told.
+    """Return the peak MB of three calls of ``run`` above the memory in use before; ``None`` if not reported.
 
-    On a CPU the high-water mark of the process is set back first: it starts at the size of the parent process.
+    On a CPU the process's high-water mark is reset first: it starts at the size of the parent process.
     """
     gc.collect()
-    # Give free pages of the C library (glibc) back to the system: used again, they would not count as growth.
+    # Return glibc's free pages to the system: if reused, they would not count as growth.
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)
     if not machine.forget_peak_memory(device):
@@ -236,10 +238,10 @@ def growth_mb(run: Callable[[], object], device: torch.device) -> float | None:
 def compile_all(
     names: Sequence[str], config: GPTConfig, batch: int, cache: Path, at_a_time: int = COMPILED_AT_A_TIME
 ) -> dict[str, str]:
-    """Compile the steps of the contestants ``names`` into ``cache``.
+    """Compile the steps of the contestants ``names`` into the folder ``cache``, ``at_a_time`` processes at a time.
 
-    Returns the names whose process failed, with the last line of its errors. Such a step is compiled when it is timed;
-    one that has no room on the GPU beside the others has been compiled by then.
+    Return ``{name: last line of stderr}`` of the processes that failed; ``{}`` if none did. A failed step is compiled
+    when it is timed. A step that fails for lack of GPU memory beside the others has been compiled already.
     """
     waiting, failed = list(names), {}
     running: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
@@ -265,7 +267,7 @@ def compile_all(
 
 
 def main(arguments: list[str]) -> None:
-    """Take one step of the job in ``arguments``."""
+    """Take one step of the job in ``arguments[0]``, JSON as `compile_all` writes it."""
     job = json.loads(arguments[0])
     machine.use_compile_cache(Path(job["cache"]))
     device = select_device("auto")

@@ -1,4 +1,4 @@
-"""What was measured as tables: of a record for the page, of a few results for the terminal while a session runs."""
+"""Makes tables of results: of a whole record for the page, of single results for the terminal during a session."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from altgrad.reporting.markdown import NONE, Column, Table, integer, number, significant, words
 
-BASELINE = "bf16"  # the contestant that all others are timed beside
+BASELINE = "bf16"  # the contestant beside which all others are timed
 NOT_MEASURED = "not measured"
 BYTES = {
     "masters": "masters", "weights": "weights", "gradients": "grads", "m": "m", "v": "v", "other": "other_state",
@@ -19,12 +19,12 @@ Cell = Callable[[Result], str]
 
 
 def tables_of(bench: Result) -> list[Table]:
-    """Return the tables of a record, in the page's order."""
+    """Return the tables of the record ``bench`` in the page's order; parts without results have none."""
     return [table(bench) for part, table in TABLES.items() if bench.get(part)]
 
 
 def as_text(part: str, results: list[Result], bench: Result) -> str:
-    """Return results of a part as the terminal shows them; shares are of the limits in the record ``bench``."""
+    """Return ``results`` of a part as text for the terminal; the record ``bench`` has the limits for shares."""
     table = TABLES[part]({part: results, "limits": bench.get("limits", {})})
     rows = [[column.head for column in table.columns], *table.rows]
     plain = [[cell.replace("*", "").replace("`", "") for cell in row] for row in rows]
@@ -34,7 +34,7 @@ def as_text(part: str, results: list[Result], bench: Result) -> str:
 
 
 def checks_table(bench: Result) -> Table:
-    """Return how many of the tests passed that compare the GPU with the CPU."""
+    """Return the table of the tests that compare GPU and CPU: how many passed, and which failed."""
     note = "Tests of `tests/gpu`: bits of operands, scales and random numbers, whole runs, steps of every optimizer."
     return _table(
         bench["checks"], note, (words("checked"), _code), (Column("passed"), _whole("passed")),
@@ -43,7 +43,7 @@ def checks_table(bench: Result) -> Table:
 
 
 def operands_table(bench: Result) -> Table:
-    """Return the rate at which operands of products are made, and its share of a copy's."""
+    """Return the table of operands: milliseconds, GB/s, and GB/s over a copy's."""
 
     def known(cell: Cell) -> Cell:
         return lambda row: NONE if "absent" in row else cell(row)
@@ -62,7 +62,7 @@ def operands_table(bench: Result) -> Table:
 
 
 def steps_table(bench: Result) -> Table:
-    """Return the time of each contestant's step over that of bf16, by size."""
+    """Return the table of training steps: time over the bf16 step's, a column per model and batch."""
     note = (
         "Time of a compiled training step over that of a bf16 step in the same round, median over rounds; in brackets "
         "its milliseconds. Unless the name says otherwise, weights and inputs are quantized in the format, gradients "
@@ -81,7 +81,7 @@ def steps_table(bench: Result) -> Table:
 
 
 def memory_table(bench: Result) -> Table:
-    """Return the peak memory of each contestant, by size."""
+    """Return the table of the contestants' peak memory, a column per model and batch."""
     peaks = {(_size(result), result["name"]): result["peak_mb"] for result in bench["memory"]}
 
     def cell(result: Result) -> str:
@@ -98,7 +98,7 @@ def memory_table(bench: Result) -> Table:
 
 
 def at_once_table(bench: Result) -> Table:
-    """Return runs an hour by how many share the machine."""
+    """Return the table of runs per hour, a row per number of runs at a time."""
     note = (
         f"Runs of `{bench['at_once'][0]['model']}` that are trained and diagnosed in an hour, several at a time. The "
         "first run of each process is not counted; first: seconds until the earliest of them ended."
@@ -112,7 +112,7 @@ def at_once_table(bench: Result) -> Table:
 
 
 def parts_table(bench: Result) -> Table:
-    """Return the seconds of the parts of a run, by model."""
+    """Return the table of the seconds of a run's parts, a row per model."""
     names = {
         "step_s": "step, s", "step_p90_s": "step (p90), s", "evaluate_s": "evaluation, s",
         "observe_s": "look inside, s", "setup_s": "set-up, s", "diagnose_s": "diagnosis, s", "first_s": "first run, s",
@@ -131,7 +131,7 @@ def parts_table(bench: Result) -> Table:
 
 
 def optimizers_table(bench: Result) -> Table:
-    """Return the time of each optimizer's step over that of torch's fused AdamW, and the memory that it takes."""
+    """Return the table of optimizers: step time over that of torch's fused AdamW, and memory."""
     rows, first = bench["optimizers"], bench["optimizers"][0]
     note = (
         "Time of the optimizer's step alone over that of torch's fused AdamW in the same round, median over rounds. "
@@ -157,7 +157,7 @@ def optimizers_table(bench: Result) -> Table:
 
 
 def modes_table(bench: Result) -> Table:
-    """Return the time of a step in each mode of the compiler over that of the default mode, and the fastest mode."""
+    """Return the table of compiler modes: step time over the default mode's; its note names the fastest mode."""
     fastest: dict[str, str] = {}
     for row in sorted(bench["modes"], key=lambda row: row["over_default"]):
         faster = row["over_default_quartiles"][1] < 1
@@ -181,7 +181,7 @@ TABLES: dict[str, Callable[[Result], Table]] = {
 
 
 def _table(results: Iterable[Result], note: str, *columns: tuple[Column, Cell]) -> Table:
-    """Return a table with a row per result; each column comes with the function that writes its cell."""
+    """Return a table with a row per result; ``columns`` pairs each column with the function that writes its cells."""
     return Table([column for column, _ in columns], [[cell(row) for _, cell in columns] for row in results], note)
 
 
@@ -218,7 +218,7 @@ def _quartiles(key: str) -> Cell:
 
 
 def _by_size(results: list[Result], cell: Cell) -> tuple[list[Column], list[list[str]]]:
-    """Return a column per size, and a row per contestant: its name and its cells."""
+    """Return a column per model and batch, and a row per contestant: its name, then ``cell(result)`` per column."""
     texts = {(result["name"], *_size(result)): cell(result) for result in results}
     names, columns = dict.fromkeys(result["name"] for result in results), sizes(results)
     rows = [[f"**{name}**", *(texts.get((name, *size), NONE) for size in columns)] for name in names]
@@ -226,7 +226,7 @@ def _by_size(results: list[Result], cell: Cell) -> tuple[list[Column], list[list
 
 
 def sizes(results: list[Result]) -> list[tuple[str, int]]:
-    """Return the models and batches of results: narrow models first, where results say how wide, and small batches."""
+    """Return each (model, batch) in ``results``, sorted by the model's width, if given, then by batch."""
     models = {result["model"]: result.get("width", 0) for result in results}
     rank = {model: i for i, model in enumerate(sorted(models, key=models.__getitem__))}
     return sorted({_size(result) for result in results}, key=lambda size: (rank[size[0]], size[1]))

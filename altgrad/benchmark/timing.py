@@ -1,4 +1,4 @@
-"""Seconds of calls, of several things turn by turn, their ratio, and the limits of the machine."""
+"""Times calls, alternating between several functions, and measures copy bandwidth and matrix product rate."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 COPIED_BYTES = 1 << 28
-GEMM = {"cpu": (2048, 1024, 1024), "cuda": (8192, 8192, 8192)}  # tokens, inputs, outputs: what fills the device
+GEMM = {"cpu": (2048, 1024, 1024), "cuda": (8192, 8192, 8192)}  # tokens, inputs, outputs: enough to fill the device
 ROUNDS = 15
 
 
 def seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Return how long ``run`` takes, until the device has done its work."""
+    """Return the seconds of one call of ``run``, until the device has finished its work."""
     _synchronize(device)
     began = time.perf_counter()
     run()
@@ -25,9 +25,9 @@ def seconds(run: Callable[[], object], device: torch.device) -> float:
 
 
 def in_turn(runs: Mapping[str, Callable[[], object]], rounds: int, device: torch.device) -> dict[str, list[float]]:
-    """Return the seconds of each of ``runs``, taken once a round in a random order.
+    """Return the seconds of each function, one time per round; a round calls all of ``runs`` in random order.
 
-    What else the machine does, and the state in which one leaves the caches, so affects all alike.
+    Other load on the machine and the state of the caches thus affect all functions alike.
     """
     taken: dict[str, list[float]] = {name: [] for name in runs}
     chance = random.Random(0)
@@ -38,13 +38,13 @@ def in_turn(runs: Mapping[str, Callable[[], object]], rounds: int, device: torch
 
 
 def ratio(name: str, times: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
-    """Return the median over rounds of ``times`` over ``base``, called ``name``, with quartiles."""
+    """Return ``{name: median, name_quartiles: [low, high]}`` of ``times[i] / base[i]`` over rounds."""
     low, median, high = statistics.quantiles([a / b for a, b in zip(times, base, strict=True)], n=4)
     return {name: round(median, 3), f"{name}_quartiles": [round(low, 3), round(high, 3)]}
 
 
 def limits(device: torch.device) -> dict[str, int]:
-    """Return bytes copied and floating-point operations of matrix products per second, as the record has them."""
+    """Return the machine's limits: bytes copied per second, and FLOP/s of matrix products in bf16 and float32."""
     return {
         "copy_bytes_per_s": round(copy_bandwidth(device)),
         "bf16_gemm_operations_per_s": round(gemm_rate(torch.bfloat16, device)),
@@ -53,14 +53,14 @@ def limits(device: torch.device) -> dict[str, int]:
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Return bytes read and written per second by copying 256 MiB, far more than any cache."""
+    """Return the bytes per second of a 256 MiB copy, larger than any cache; read and written bytes both count."""
     source = torch.ones(COPIED_BYTES // 4, device=device)
     target = torch.empty_like(source)
     return 2 * COPIED_BYTES / _median_seconds(lambda: target.copy_(source), device)
 
 
 def gemm_rate(dtype: torch.dtype, device: torch.device) -> float:
-    """Return floating-point operations per second of one large matrix product; a multiply-add counts as two."""
+    """Return the FLOP/s of a large matrix product in ``dtype``; a multiply-add counts as two."""
     n, k, m = GEMM[device.type]
     a, b = torch.randn(n, k, device=device).to(dtype), torch.randn(m, k, device=device).to(dtype)
     return 2 * n * k * m / _median_seconds(lambda: a @ b.t(), device)

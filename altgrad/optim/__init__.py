@@ -15,7 +15,7 @@ __all__ = ["Arm", "ArmOptimizer", "FormatManifold", "WeightGrid", "build_optimiz
 
 
 def __getattr__(name: str) -> object:
-    """Load the manifold for whoever asks for it: geoopt takes a second, and no arm needs it."""
+    """Import `FormatManifold` on first use: it needs geoopt, which takes a second to import."""
     if name == "FormatManifold":
         from altgrad.optim.manifold import FormatManifold
 

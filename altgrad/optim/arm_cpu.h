@@ -1,4 +1,4 @@
-// What the loops of a step share: settings, the step's numbers, tensors, sums in one order, the number line, stiffness.
+// Parts of update_cpu.cpp: settings, hyperparameters, tensors, sums in a fixed order, code steps, stiffness.
 
 #pragma once
 
@@ -21,10 +21,10 @@
 namespace altgrad {
 namespace {
 
-constexpr int64_t kChunk = 512;  // six buffers of so many floats, and seven tensors' share: 26 KiB
+constexpr int64_t kChunk = 512;  // elements: six buffers and the parts of seven tensors take 26 KiB
 static_assert(kChunk % Stream::kRow == 0);
 
-// The settings of an arm: update_cpu.py names them and passes them in the order of `setting::Name`.
+// The settings of an arm, indexed by `setting::Name`; update_cpu.py writes them in this order.
 using Arm = const int32_t*;
 
 [[noreturn]] void unknown(const char* setting, int32_t value) {
@@ -40,11 +40,11 @@ struct Numbers {
         momentum(h[number::kMomentum]), max_rungs(h[number::kMaxRungs]), unbias_later(h[number::kUnbiasLater]) {}
 };
 
-// The weight, its gradient and its moments. A moment that the arm lacks, or that is stored as codes, is null.
+// The weight p, its gradient g and its moments. The pointer of a missing or coded moment is null.
 struct Tensors {
   float* p;
   const float* g;
-  float *m = nullptr, *v = nullptr, *reference_m = nullptr, *reference_v = nullptr;  // m: or the momentum
+  float *m = nullptr, *v = nullptr, *reference_m = nullptr, *reference_v = nullptr;  // m: Adam's or the momentum
   Codec coded_m, coded_v;
 };
 
@@ -54,14 +54,14 @@ float with_sign_of(float magnitude, float x) {
   return std::bit_cast<float>(std::bit_cast<uint32_t>(magnitude) | (std::bit_cast<uint32_t>(x) & 0x80000000u));
 }
 float inverse(float power) { return std::bit_cast<float>(0x7f000000u - std::bit_cast<uint32_t>(power)); }  // exact
-// Of two numbers that are not negative, one of them above zero; squares nothing that leaves the range.
+// sqrt(a^2 + b^2) without overflow or underflow; a, b >= 0, and not both 0.
 float hypotenuse(float a, float b) {
   const float large = std::max(a, b), ratio = std::min(a, b) / large;
   return large * std::sqrt(1.0f + ratio * ratio);
 }
 int32_t exponent_of(float power) { return static_cast<int32_t>(std::bit_cast<uint32_t>(power) >> 23); }
 
-// coordinate and at_coordinate of coordinate.py.
+// The number line in code steps: `place` is coordinate and `at` is at_coordinate of coordinate.py.
 struct Line {
   Spacing spacing;
   float per_binade;
@@ -88,7 +88,7 @@ struct Line {
 
 // --- sums ---------------------------------------------------------------------------------------------------
 
-// The sum of value(i) over a chunk, in sixteen lanes.
+// The sum of value(i) for i < n, in sixteen float lanes, so that the compiler vectorizes it.
 template <class F>
 double chunk_sum(int64_t n, const F& value) {
   constexpr int64_t kLanes = 16;
@@ -118,7 +118,7 @@ void over_chunks(int64_t n, const F& run) {
   });
 }
 
-// The mean of what run(first, count) returns for each chunk, always added up in the same order.
+// The sum over chunks of run(first, count), which returns a chunk's sum, divided by n. The order is fixed.
 template <class F>
 float mean_over_chunks(int64_t n, const F& run) {
   std::vector<double> sums((n + kChunk - 1) / kChunk);
@@ -128,10 +128,10 @@ float mean_over_chunks(int64_t n, const F& run) {
 
 // --- stiffness ----------------------------------------------------------------------------------------------
 
-// The factor of update.py without a schedule: stiffness over that of the tensor.
+// `_factor` of update.py without a schedule: the stiffness, divided by its RMS if the arm normalises.
 class Stiffness {
  public:
-  // constants, of_format: the tensors of stiffness.py's Stiffness; order: the shuffle of `permuted`, else null.
+  // constants, of_format: `constants` and `numbers` of stiffness.py's Stiffness; order: shuffle of `permuted` or null.
   Stiffness(Arm arm, const float* weight, int64_t n, float amax, float scale, const Tensor& constants,
             const float* of_format, const int32_t* order)
       : formula_(arm[setting::kFormula]), spacing_(Grid(constants)), scale_(scale) {
@@ -201,7 +201,7 @@ class Stiffness {
           const float share = std::max(absolute(weight[i]) / largest_, least_share_);
           found[i] = hypotenuse(share, knee_);
         }
-        if (slope_ != 1.0f) {  // a call per weight, and so most of the time of a step
+        if (slope_ != 1.0f) {  // pow is a call per weight and takes most of the step's time
           for (int64_t i = 0; i < n; ++i) found[i] = std::pow(found[i], slope_);
         }
         for (int64_t i = 0; i < n; ++i) found[i] *= factor;
@@ -230,7 +230,7 @@ class Stiffness {
   Spacing spacing_;
   float scale_, factor_, per_binade_, smallest_normal_, floor_, mean_ = 0.0f;
   float largest_, least_share_, knee_, slope_;
-  std::unique_ptr<float[]> shuffled_;  // the spacing of another weight for each, of `permuted`
+  std::unique_ptr<float[]> shuffled_;  // for `permuted`: the spacings, shuffled
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""From the settings of an arm to an optimizer over a model's parameters."""
+"""Builds the optimizer of an arm for a model's parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from altgrad.model.layers import adapter_weights, scales_along
 from altgrad.optim.optimizer import ArmOptimizer
 from altgrad.optim.weight_grid import WeightGrid, weight_grids
 
-UNREAD = get_format("E4M3")  # the format in the grids of an arm that needs none, and reads none
+UNREAD = get_format("E4M3")  # placeholder in the grids of an arm that needs no format
 
 
 def build_optimizer(
@@ -23,18 +23,18 @@ def build_optimizer(
 ) -> ArmOptimizer:
     """Return the optimizer of ``arm`` for ``model``.
 
-    An arm that needs no format acts on the weights of all linear layers, except those that an embedding shares. Any
-    other arm acts on the weights in ``grids``. It takes its plain form, with a warning, if there are none. A tied
-    parameter is updated once.
+    An arm that needs no format acts on the weights of all linear layers, except weights shared with an embedding.
+    Any other arm acts on the weights in ``grids``. If ``grids`` is empty, the optimizer warns and uses the arm's plain
+    form (AdamW or SGD). A tied parameter is updated once.
 
     Args:
-        model: after `quantize_model`.
-        arm: the settings.
-        grids: quantized parameters of ``model`` and their quantization grids; by default those of `weight_grids`.
+        model: the model, after `quantize_model`.
+        arm: the optimizer settings.
+        grids: the quantization grid of each quantized parameter of ``model``; default: `weight_grids` of the model.
         options: keyword arguments of `ArmOptimizer`.
 
     Raises:
-        ValueError: ``grids`` has weights of another model, such as the one that ``model`` is a copy of.
+        ValueError: ``grids`` has weights of another model, for example of the original that ``model`` was copied from.
     """
     if grids is None or (arm.has_own_step and not arm.needs_format):
         grids = weights_of(model, arm)
@@ -53,9 +53,9 @@ def build_optimizer(
 
 
 def weights_of(model: nn.Module, arm: Arm) -> dict[nn.Parameter, WeightGrid]:
-    """Return the weights that ``arm`` moves unlike its plain form, with their grids, in the order of the layers.
+    """Return the weights that ``arm`` moves differently from its plain form, and their grids, in layer order.
 
-    An arm that needs no format reads nothing of the grids.
+    If ``arm`` needs no format, the grids have a placeholder format. If no weight is moved differently, return ``{}``.
     """
     if not arm.has_own_step:
         return {}

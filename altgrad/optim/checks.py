@@ -1,4 +1,4 @@
-"""Checks of the grid's cells before any trains: recipe, arm, device and processes against model and data."""
+"""Checks each run's recipe, optimizer, device and process count against model and data before any run trains."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def check_cells(cells: list[Cell], vocab_size: int, baseline: str) -> None:
     """Raise :class:`UserError` for the first cell that could not train.
 
     Args:
-        cells: of the grid.
-        vocab_size: of the tokenizer.
-        baseline: the grid's baseline format. An arm that needs a format may find no quantized weight in its cells, and
-            trains as its plain form there.
+        cells: the runs of the grid.
+        vocab_size: size of the tokenizer's vocabulary.
+        baseline: the grid's baseline format. In its cells an arm that needs a format may find no quantized weight; the
+            arm then trains in its plain form.
     """
     for cell in _distinct(cells):
         select_device(cell.train.device)
@@ -82,7 +82,7 @@ def _check_devices(cell: Cell) -> None:
 
 
 def _distinct(cells: list[Cell]) -> list[Cell]:
-    """Return one cell of each set of ``cells`` that differ only in their seed."""
+    """Return ``cells`` without those that differ from an earlier cell only in their seed."""
     first: dict[str, Cell] = {}
     for cell in cells:
         first.setdefault(cell.model_copy(update={"key": "", "seed": 0}).to_json(), cell)
@@ -90,7 +90,7 @@ def _distinct(cells: list[Cell]) -> list[Cell]:
 
 
 class _Undrawn(TorchFunctionMode):
-    """Skips the initialization of weights, which would load the compiler, where only shapes are needed."""
+    """A mode in which `torch.nn.init` does nothing: the checks need only shapes, and drawing loads the compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}

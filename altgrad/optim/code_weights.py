@@ -1,9 +1,9 @@
-"""Weights that are stored as codes (``weights: quantized`` with ``store: codes``): a byte per parameter.
+"""Weights stored as codes (``weights: quantized`` with ``store: codes``): a byte per parameter.
 
-A reader gets the values in float32, for as long as it reads. The optimizer's step writes values on the quantization
-grid, which are encoded again, so a run has the bits of one whose weights are stored in float32. Values that others
-write, such as a checkpoint's, stay in float32 until the next step: their scale is known only when the optimizer's state
-has been loaded too. Python reads such weights; compiled graphs do not.
+Reading such a weight decodes it to a temporary float32 tensor. The optimizer writes values on the quantization grid and
+encodes them again, so a run has the same bits as with float32 storage. Values written by other code, such as a
+checkpoint's, stay in float32 until the next step: their scale is known only after the optimizer's state is loaded.
+Compiled graphs cannot read these weights; eager Python can.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEEPS_CLASS = {aten.detach.default, aten.alias.default}
 
 @dataclass
 class Memory:
-    """The memory of a weight and of what shares it: ``values`` if there are any, else ``codes`` on ``grid``."""
+    """The storage of a weight and its aliases: float32 ``values`` if not None, else ``codes`` on ``grid``."""
 
     grid: WeightGrid
     codes: Tensor
@@ -31,23 +31,23 @@ class Memory:
 
     @property
     def steps_in_codes(self) -> bool:
-        """Whether the CPU's loops can step ``codes`` themselves."""
+        """Whether the C++ loops take ``codes`` as the weight: bytes, and no float32 values beside them."""
         return self.values is None and self.grid.has_bytes
 
     def keep(self, values: Tensor) -> None:
-        """Encode ``values``, which lie on the quantization grid."""
+        """Store ``values``, which must lie on the quantization grid, as codes."""
         self.codes.copy_(self.grid.to_stored(values))
         self.values = None
 
     def read(self) -> Tensor:
-        """Return the values, float32."""
+        """Return a copy of the weight's values, float32."""
         if self.values is not None:
             return self.values.clone()
         return self.grid.from_stored(self.codes)
 
 
 class CodeWeight(torch.Tensor):
-    """A float32 tensor that is stored in ``memory`` as codes."""
+    """A tensor that looks like float32 and is stored in ``memory`` as codes."""
 
     memory: Memory
 
@@ -73,11 +73,11 @@ class CodeWeight(torch.Tensor):
 
     @property
     def nbytes(self) -> int:  # type: ignore[override]
-        """The bytes that it takes in memory."""
+        """The bytes of the codes, plus those of the float32 values if there are any."""
         return self.memory.codes.nbytes + (0 if self.memory.values is None else self.memory.values.nbytes)
 
     def data_ptr(self) -> int:
-        """Return the address of the codes, which tells whether weights are shared."""
+        """Return the address of the codes: equal for weights that share memory."""
         return self.memory.codes.data_ptr()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
@@ -87,7 +87,7 @@ class CodeWeight(torch.Tensor):
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle it as a float32 tensor or parameter."""
+        """Pickle this weight as a float32 tensor or parameter."""
         return self.__deepcopy__({}).__reduce_ex__(protocol)
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -95,12 +95,12 @@ class CodeWeight(torch.Tensor):
 
 
 def plain(t: Tensor) -> Tensor:
-    """Return the values of ``t``, in memory of their own, if it is stored as codes; else ``t`` itself."""
+    """Return a float32 copy of ``t`` if ``t`` is a `CodeWeight`, else ``t`` itself."""
     return t.memory.read() if isinstance(t, CodeWeight) else t
 
 
 def store(p: nn.Parameter, grid: WeightGrid) -> None:
-    """Store ``p`` as codes on ``grid``; if its values are not on the grid yet, from the next step on."""
+    """Turn ``p`` into a `CodeWeight` in place. Values that are not on ``grid`` stay float32 until the next step."""
     values = p.detach()
     memory = Memory(grid, grid.to_stored(values))
     if not torch.equal(memory.read(), values):

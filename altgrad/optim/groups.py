@@ -1,4 +1,4 @@
-"""Groups of parameters: their settings, the numbers of a step, and torch's AdamW and SGD for the plain form."""
+"""Parameter groups: their settings, the hyperparameters of a step, and torch's AdamW and SGD for the plain form."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from altgrad.optim import update
 from altgrad.optim.sharded import parts
 from altgrad.optim.stiffness import exponent
 
-#: What a group may say.
+#: The keys that a parameter group may have.
 SETTINGS = ("params", "lr", "weight_decay", "betas", "eps", "momentum", "quantized")
 
 
 def initial_groups(
     arm: Arm, quantized: Sequence[nn.Parameter], linear: Sequence[nn.Parameter], plain: Iterable[nn.Parameter]
 ) -> tuple[list[dict[str, Any]], float]:
-    """Return the groups that are not empty, and the learning rate of embeddings, norms and biases.
+    """Return the nonempty parameter groups, and the learning rate of embeddings, norms and biases.
 
     Args:
-        arm: the settings.
-        quantized: weights that the arm steps unlike its plain form.
+        arm: the optimizer settings.
+        quantized: weights that the arm moves differently from its plain form.
         linear: other weights of linear layers.
-        plain: all other parameters; those of ``linear`` among them are left out.
+        plain: all other parameters; parameters that are also in ``linear`` are skipped here.
     """
     inside = set(linear)
     plain = [p for p in plain if p not in inside]
@@ -45,9 +45,9 @@ def initial_groups(
 
 
 def completed(group: dict[str, Any], arm: Arm, lr: float, names: dict[nn.Parameter, str]) -> dict[str, Any]:
-    """Return ``group`` with the arm's settings for what it lacks; add its named parameters to ``names``.
+    """Return a copy of ``group`` with missing settings filled in; add the names of its named parameters to ``names``.
 
-    Raises ``ValueError`` as `ArmOptimizer.add_param_group` says.
+    Missing settings are those of ``arm``, and ``lr``. Raises ``ValueError`` as `ArmOptimizer.add_param_group` does.
     """
     group = dict(group)
     params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
@@ -72,19 +72,19 @@ def completed(group: dict[str, Any], arm: Arm, lr: float, names: dict[nn.Paramet
 
 
 def share_kept(group: dict[str, Any]) -> float:
-    """Return the share of a weight that the decay of this step leaves."""
+    """Return the factor that decay multiplies a weight by in this step: ``1 - lr * weight_decay``."""
     return 1 - float(group["lr"]) * float(group["weight_decay"])
 
 
 def step_numbers(group: dict[str, Any], arm: Arm, step: float, steps: int, refinement: int) -> Tensor:
-    """Return the numbers that `update` reads, float32, at the places that it names.
+    """Return the hyperparameters of a step as an (11,) float32 tensor, indexed by `update.LR`, `update.DECAY` etc.
 
     Args:
-        group: of the weight.
-        arm: its settings.
-        step: from 1.
-        steps: of the run.
-        refinement: of the weight's quantization grid; settings in rungs count code steps of the format.
+        group: the weight's parameter group.
+        arm: the optimizer settings.
+        step: number of the step, from 1.
+        steps: number of steps in the run.
+        refinement: grid steps per code step of the format, a factor of a rung arm's ``lr`` and ``max_rungs``.
     """
     beta1, beta2 = group["betas"]
     numbers = [0.0] * 11
@@ -101,7 +101,7 @@ def step_numbers(group: dict[str, Any], arm: Arm, step: float, steps: int, refin
 
 
 def _per_rate(decay: float | None, lr: float, default: float) -> float:
-    """Return the ``weight_decay`` whose share at the rate ``lr`` is ``decay``, or the ``default``; 0 at rate 0."""
+    """Return ``decay / lr``, a ``weight_decay``; ``default`` if ``decay`` is None, and 0 if ``lr`` is 0."""
     if decay is None:
         return default
     return decay / float(lr) if lr else 0.0
@@ -113,9 +113,9 @@ def _per_rate(decay: float | None, lr: float, default: float) -> float:
 def step_adamw(
     group: dict[str, Any], params: list[nn.Parameter], states: list[dict[str, Tensor]], sharded: bool
 ) -> None:
-    """Step ``params`` of ``group``, which have gradients, by torch's fused AdamW; sharded ones in part."""
+    """Step ``params`` of ``group``, all with gradients, by torch's fused AdamW; of a sharded one, the local part."""
     beta1, beta2 = group["betas"]
-    # It goes through memory in one order, whatever the strides. A tensor with other strides than its state is copied.
+    # The fused step ignores strides: a tensor whose strides differ from its state's is copied.
     weights, gradients = parts(params, sharded), parts([p.grad for p in params], sharded)
     moments, squares = (parts([state[name] for state in states], sharded) for name in ADAM)
     laid_out = weights
@@ -132,7 +132,7 @@ def step_adamw(
 
 
 def step_sgd(group: dict[str, Any], params: list[nn.Parameter], states: list[dict[str, Tensor]], sharded: bool) -> None:
-    """Step ``params`` of ``group``, which have gradients, by SGD; ``states`` are read if the group has a momentum."""
+    """Step ``params`` of ``group``, all with gradients, by SGD; ``states`` is read only if the group has momentum."""
     if not params:
         return
     weights, steps = parts(params, sharded), parts([p.grad for p in params], sharded)
@@ -146,5 +146,5 @@ def step_sgd(group: dict[str, Any], params: list[nn.Parameter], states: list[dic
 
 
 def _laid_out(t: Tensor, like: Tensor) -> Tensor:
-    """Return ``t`` with the strides of ``like``, which has no gaps."""
+    """Return ``t``, copied if its strides differ from those of ``like``, a tensor without gaps."""
     return t if t.stride() == like.stride() else torch.empty_like(like).copy_(t)

@@ -1,4 +1,4 @@
-"""An optimizer's state: made, saved, and loaded by the names of parameters; parameters that are replaced."""
+"""Makes, saves and loads an optimizer's state by parameter names, and follows parameters that are replaced."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from altgrad.optim.sharded import from_part, gather_full, local, split_as
 from altgrad.optim.state_codec import POWER, SCALE, Coding, Codings, codings_of, decoded
 from altgrad.optim.weight_grid import HELD, WeightGrid
 
-#: Parts of the names that torch.compile, FSDP1 and checkpoint_wrapper give the parameters of a module.
+#: Name parts that torch.compile, FSDP1 and checkpoint_wrapper insert into parameter names.
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-STORED = "stored"  # in a saved group: the arm's ``state``, by which its codes are decoded
+STORED = "stored"  # key in a saved group: the arm's ``state`` section, which says how its codes are decoded
 
 
 class Resumable(torch.optim.Optimizer):
-    """An optimizer that is saved and loaded by the names of its parameters.
+    """An optimizer whose state is saved and loaded by parameter names.
 
     Attributes:
-        arm: the settings.
-        grids: weights with a format, and their quantization grids.
-        names: of parameters, as far as they are known.
-        known: the parameters of each group, as they were at the last step.
-        sharded: whether some of them are.
+        arm: the optimizer settings.
+        grids: the quantization grid of each weight with a format.
+        names: the known names of parameters.
+        known: the parameters of each group at the last step.
+        sharded: whether any parameter is sharded.
         codings: how moments are stored.
     """
 
@@ -41,10 +41,10 @@ class Resumable(torch.optim.Optimizer):
     codings: Codings
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` takes: groups with the names of their parameters, if those are known.
+        """Return the state for `load_state_dict`; a group has ``param_names`` if all its names are known.
 
-        Weights that the optimizer keeps on their quantization grid have the amax of their scale, ``held_amax``. Moments
-        that are stored as codes have ``<name>_scale`` and, with range expansion, ``<name>_power`` beside them.
+        The state of a weight stored on its quantization grid has ``held_amax``, the amax of its scale. A moment stored
+        as codes has ``<name>_scale`` and, with range expansion, ``<name>_power`` beside it.
         """
         state_dict = super().state_dict()
         for saved, group in zip(state_dict["param_groups"], self.param_groups, strict=True):
@@ -58,14 +58,14 @@ class Resumable(torch.optim.Optimizer):
         return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on as the optimizer would that ``state_dict`` is of.
+        """Load a saved state, so that this optimizer continues as the saved one would.
 
-        Parameters are matched by name, or by place if one of the two optimizers lacks names. Moments keep the dtype
-        that they have here; torch would cast those of bfloat16 weights to bfloat16. Full tensors are sharded as their
+        Parameters are matched by name, or by position if either optimizer lacks names. Moments get this optimizer's
+        moment dtype; torch would cast moments of bfloat16 weights to bfloat16. Unsharded tensors are sharded as their
         parameters are.
 
         Raises:
-            ValueError: the state is of other parameters, or weights are not on the quantization grid of their state.
+            ValueError: the state belongs to other parameters, or a weight is off the quantization grid in its state.
         """
         parameters = [p for group in self.param_groups for p in group["params"]]
         state_dict = in_order(state_dict, self.state_dict())
@@ -96,9 +96,9 @@ class Resumable(torch.optim.Optimizer):
                 self.state[p] = self._converted(p, saved, stored[i])
 
     def _converted(self, p: nn.Parameter, saved: dict[str, Tensor], stored: dict[str, Any] | None) -> dict[str, Tensor]:
-        """Return the ``saved`` state of ``p`` as this optimizer stores it. New codes are rounded to nearest.
+        """Return the ``saved`` state of ``p`` as this optimizer stores state. New codes are rounded to nearest.
 
-        ``stored``: the section ``state`` of the arm that saved it, None if its moments are float32.
+        ``stored`` is the ``state`` section of the arm that saved ``saved``; None if the saved moments are float32.
         """
         codings, in_parts = self.codings.of(p), self.codings.in_parts(p)
         theirs = None if stored is None else State(**stored)
@@ -120,12 +120,12 @@ class Resumable(torch.optim.Optimizer):
         return saved
 
     def know(self, group: Sequence[nn.Parameter]) -> None:
-        """Take note of the parameters of a new group."""
+        """Append the parameters of a new group to ``known``, and update ``sharded``."""
         self.known.append(list(group))
         self.sharded = self.sharded or any(map(is_sharded, group))
 
     def follow_replaced(self, *of_each: dict[nn.Parameter, Any]) -> None:
-        """Update the keys of dicts after others replaced parameters in their groups, as Accelerate's sharding does."""
+        """Rekey the dicts ``of_each`` after others, such as Accelerate, replaced parameters in their groups."""
         for i, group in enumerate(self.param_groups):
             before, now = self.known[i], group["params"]
             if not now or now[0] is before[0]:
@@ -139,15 +139,15 @@ class Resumable(torch.optim.Optimizer):
             self.sharded = self.sharded or any(map(is_sharded, now))
 
     def holds(self, p: nn.Parameter) -> bool:
-        """Return whether the optimizer keeps ``p`` on its quantization grid, and sets the amax of its scale."""
+        """Return whether this optimizer stores ``p`` on its quantization grid and sets the amax of its scale."""
         return self.arm.weights == "quantized" and p in self.grids
 
     def moment_dtype(self, p: nn.Parameter) -> torch.dtype:
-        """Return the dtype of moments of ``p`` that are no codes: at least float32 for a quantized weight."""
+        """Return the dtype of uncoded moments of ``p``: ``p.dtype``, at least float32 if ``p`` is quantized."""
         return torch.promote_types(p.dtype, torch.float32) if p in self.grids or self.codings.of(p) else p.dtype
 
     def _state(self, p: nn.Parameter, names: Iterable[str], counter: torch.device | str = "cpu") -> dict[str, Tensor]:
-        """Return the state of ``p``; at first zeros, with the count of steps on the device ``counter``."""
+        """Return the state of ``p``; the first call makes zeros, with the step count on the device ``counter``."""
         state = self.state[p]
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=counter)
@@ -162,16 +162,16 @@ class Resumable(torch.optim.Optimizer):
         return state
 
     def _decoded(self, p: nn.Parameter) -> dict[str, Tensor]:
-        """Return the state of ``p``, gathered, with its moments in float32."""
+        """Return the state of ``p`` gathered from all processes, with coded moments decoded to float32."""
         state = {name: gather_full(t) for name, t in self.state.get(p, {}).items()}
         return in_float32(state, self.codings.of(p), p)
 
 
 def in_order(saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Return ``saved`` with the groups and the numbers of ``own``; both are from `Optimizer.state_dict`.
+    """Return the state dict ``saved``, regrouped and renumbered as the state dict ``own`` is.
 
-    A group takes the settings of the saved group that its first parameter is in. Raises ``ValueError`` if the two have
-    other parameters.
+    A group takes the settings of the saved group that has its first parameter. Raises ``ValueError`` if the parameters
+    of ``saved`` and ``own`` differ.
     """
     places, own_places = _places(saved), _places(own)
     groups, own_groups = saved["param_groups"], own["param_groups"]
@@ -201,7 +201,7 @@ def in_order(saved: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 def require_on_grid(p: nn.Parameter, grid: WeightGrid) -> None:
-    """Raise ``ValueError`` unless ``p``, which an optimizer keeps on its quantization grid, is there."""
+    """Raise ``ValueError`` unless all values of ``p`` lie on ``grid``."""
     part = plain(local(p).detach())
     if not torch.equal(grid.on_grid(part.float()).to(part.dtype), part):
         raise ValueError(
@@ -212,15 +212,15 @@ def require_on_grid(p: nn.Parameter, grid: WeightGrid) -> None:
 
 
 def in_float32(state: dict[str, Tensor], codings: Mapping[str, Coding], p: Tensor) -> dict[str, Tensor]:
-    """Return ``state`` of ``p`` with the moments that are stored as codes in float32."""
+    """Return ``state`` of ``p`` with its coded moments decoded to float32, without their scales and powers."""
     coded = {name: decoded(codings[name], state, name, p) for name in codings if name + SCALE in state}
     return {name: t for name, t in state.items() if not name.endswith((SCALE, POWER))} | coded
 
 
 def _places(state: dict[str, Any]) -> dict[str, tuple[int, int]] | None:
-    """Return the group and the number of each parameter by its name; None unless each has a name of its own.
+    """Return ``{name: (group, number)}`` of all parameters; None if a name is missing or occurs twice.
 
-    Names are without `WRAPPERS`, so that a state moves between a model and the same one wrapped.
+    `WRAPPERS` are removed from the names, so a wrapped model's state loads into the unwrapped model, and back.
     """
     groups = state["param_groups"]
     if not all("param_names" in group for group in groups):

@@ -1,4 +1,4 @@
-"""The real line with distances in rungs of a quantization grid, as a geoopt manifold.
+"""The real line with distances in code steps of a format (rungs), as a geoopt manifold.
 
 A weight's coordinate u is its position in rungs, ``du = dw / S(w)``, so the metric is ``dw^2 / S(w)^2``. The manifold
 is flat and one-dimensional per weight. Transport from x to y multiplies by ``S(y) / S(x)``, and geodesics have
@@ -16,16 +16,16 @@ from altgrad.optim.stiffness import Stiffness
 
 
 class FormatManifold(geoopt.Manifold):
-    """Weights under ``<u, v>_x = u v / S(x)^2``, element by element; S is the format's stiffness over ``unit``.
+    """Weights with the metric ``<u, v>_x = u v / S(x)^2``, element by element; S is the stiffness over ``unit``.
 
-    Points are real numbers, as master weights are. ``projx`` is the identity: geoopt 0.5.1 calls it in ``stabilize``
-    alone and later versions in every step, so rounding there would mean two things.
+    Points are unrounded real numbers, like master weights. ``projx`` is the identity: geoopt 0.5.1 calls ``projx`` only
+    in ``stabilize`` and later versions call it in every step, so rounding there would depend on the version.
 
     Args:
-        fmt: the format.
-        scale: factor of weights before they are rounded, 0-d or broadcastable.
-        formula: of the stiffness; one that needs only weight and scale.
-        unit: divisor of the stiffness, positive; with its root mean square a learning rate keeps its meaning.
+        fmt: the format, or its name.
+        scale: factor that multiplies weights before rounding, 0-d or broadcastable.
+        formula: formula of the stiffness; one that needs only weight and scale.
+        unit: positive divisor of the stiffness. Set it to RMS(S) to use ordinary learning rates.
     """
 
     name = "Format"
@@ -42,27 +42,27 @@ class FormatManifold(geoopt.Manifold):
             self.register_buffer(name, number)
 
     def stiffness(self, x: Tensor) -> Tensor:
-        """Return S at each weight over ``unit``: positive, the shape and dtype of ``x``."""
+        """Return S at each weight, divided by ``unit``: positive, with the shape and dtype of ``x``."""
         return self.stiffness_of(x, self.scale.to(x.dtype)) / self.unit.to(x.dtype)
 
     def inner(self, x: Tensor, u: Tensor, v: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
-        """Return ``u v / S(x)^2`` for each weight, which is a point by itself (``ndim`` 0)."""
+        """Return ``u v / S(x)^2`` (``v`` None: ``v = u``) per weight: each weight is its own point (``ndim`` 0)."""
         return u * (u if v is None else v) / self.stiffness(x).square()
 
     def egrad2rgrad(self, x: Tensor, u: Tensor) -> Tensor:
-        """Return ``S(x)^2 u``: the gradient under the metric."""
+        """Return the Riemannian gradient ``S(x)^2 u`` of the Euclidean gradient ``u``."""
         return self.stiffness(x).square() * u
 
     def retr(self, x: Tensor, u: Tensor) -> Tensor:
-        """Return ``x + u``: exact while S does not change on the way."""
+        """Return the retraction ``x + u``: the exact geodesic if S is constant between the two points."""
         return x + u
 
     def expmap(self, x: Tensor, u: Tensor) -> Tensor:
-        """Return ``x + u``, as `retr`, which is all that the arms use. The geodesic bends where S jumps."""
+        """Return ``x + u``, as `retr` does. This is not the true geodesic, whose speed changes where S jumps."""
         return self.retr(x, u)
 
     def transp(self, x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-        """Return ``v S(y) / S(x)``: the same number of rungs at ``y``."""
+        """Return ``v`` transported from ``x`` to ``y``: ``v S(y) / S(x)``, as many code steps as before."""
         return v * (self.stiffness(y) / self.stiffness(x))
 
     def proju(self, x: Tensor, u: Tensor) -> Tensor:

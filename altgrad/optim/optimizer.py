@@ -1,4 +1,4 @@
-"""``ArmOptimizer``: an arm on a model's weights, as a ``torch.optim.Optimizer``."""
+"""``ArmOptimizer``: applies an arm to a model's weights, as a ``torch.optim.Optimizer``."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ Loss = TypeVar("Loss", bound=Tensor | float)
 Stream = tuple[int, int, int]  # seed, parameter and step of random numbers
 AnyLoops = update_cpu.Loops | update_gpu.Kernels
 Opened = AbstractContextManager[tuple[Tensor, Tensor, update.State, Tensor | None]]
-#: What a copy has besides what torch's optimizers have.
+#: The attributes that a copy or pickle keeps besides those of torch's optimizers.
 KEPT = ("arm", "steps", "seed", "skipped", "reference", "compiled", "grids", "known", "sharded")
-LAYOUT_OF = Tensor.layout.__get__  # type: ignore[attr-defined] # a property's, which is called for every gradient
+LAYOUT_OF = Tensor.layout.__get__  # type: ignore[attr-defined] # getter of a property, called per gradient
 
 
 class Form(NamedTuple):
-    """How a rule steps weights one by one: an arm, the ``names`` of its state, and the rule."""
+    """A way to step weights one by one: an arm, the ``names`` of its state tensors, and its update rule."""
 
     arm: Arm
     names: tuple[str, ...]
@@ -45,25 +45,25 @@ class Form(NamedTuple):
 class ArmOptimizer(Resumable):
     """Steps ``weights`` as the arm says, and all other parameters in the arm's plain form (AdamW or SGD).
 
-    If a gradient is not finite, the step changes nothing and is counted in ``skipped``. Random numbers depend on seed,
-    parameter, step and place, so a resumed run repeats them. Gradients are dense, in any strides. Parameters may be
-    DTensors, as FSDP2 shards them; the bits are those of one process.
+    If a gradient is not finite, the step changes nothing and ``skipped`` grows by one. Random numbers depend on seed,
+    parameter, step and element, so a resumed run repeats them. Gradients are dense, with any strides. Parameters may be
+    FSDP2's DTensors; the results are bitwise those of one process.
 
-    A schedule sets each group's ``lr``, as torch's do, and a step takes the group's ``lr * weight_decay`` of a matrix
-    away. An arm that says ``decay`` gets the ``weight_decay`` that makes it that share at the first ``lr``.
+    Learning-rate schedulers set each group's ``lr``, as in torch. A step multiplies a matrix by
+    ``1 - lr * weight_decay`` of its group. For an arm with ``decay``, ``weight_decay`` is ``decay / lr`` at the start.
 
     Args:
-        weights: weights that the arm acts on, (out, in), and their quantization grids. With ``weights: quantized`` the
-            optimizer rounds them to these.
+        weights: the weights that the arm acts on, (out, in), and their quantization grids. With ``weights: quantized``
+            the optimizer rounds the weights to their grids.
         plain: all other parameters; vectors do not decay.
-        arm: the settings. An arm without a step of its own steps ``weights`` in its plain form.
-        linear: those of ``plain`` that a recipe could have quantized. Like ``weights`` in their plain form, they take
-            the arm's learning rate, if it means the same there, and its decay. ``plain_lr`` is for the rest.
-        steps: of the run, for ``schedule``.
-        seed: of the shuffle of ``permuted`` and of stochastic rounding.
-        compiled: compile the rule, once, for weights that the CPU's loops do not take.
-        names: of parameters, so that `load_state_dict` takes groups in any order.
-        reference: keep AdamW's moments beside an arm that has others, for `adamw_direction`.
+        arm: the optimizer settings. If the arm has no step of its own, ``weights`` are stepped in its plain form.
+        linear: the parameters in ``plain`` that are weights of linear layers. They use ``arm.decay``, and ``arm.lr``
+            unless the arm's rate has another unit. The other parameters in ``plain`` use ``plain_lr``.
+        steps: number of steps in the run, for the stiffness ``schedule``.
+        seed: seed of the shuffle of ``permuted`` and of stochastic rounding.
+        compiled: compile the update rule, for weights that the C++ loops do not take.
+        names: names of parameters, so that `load_state_dict` takes groups in any order.
+        reference: keep AdamW's moments for `adamw_direction` even if the arm has other moments.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ArmOptimizer(Resumable):
         self.names, self.known, self.sharded = dict(names or {}), [], False
         linear = [*(p for p in weights if p not in self.grids), *linear]
         groups, plain_lr = initial_groups(arm, list(self.grids), linear, plain)
-        # OneCycleLR looks for the settings that it cycles here, the betas before the momentum, and sets the groups'.
+        # OneCycleLR looks here for betas, then for momentum, and cycles the setting that it finds in the groups.
         cycled = {"betas": arm.betas} if BASES[arm.base].plain == "adamw" else {"momentum": arm.momentum}
         super().__init__(groups, {"lr": plain_lr, "quantized": False, **cycled})
         self._prepare()
@@ -90,7 +90,7 @@ class ArmOptimizer(Resumable):
             )
 
     def _prepare(self) -> None:
-        """Make what follows from the settings and the quantization grids; copies make it anew."""
+        """Build the rules, codings, shuffles and loops from the settings and grids; copies call this again."""
         arm = self.arm
         self.codings = Codings(arm)
         self._waiting: list[update_gpu.Waiting] = []
@@ -110,7 +110,7 @@ class ArmOptimizer(Resumable):
         self.look_at(self.grids)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what `copy.deepcopy` and pickle keep: the settings, and the parameters of the groups alone."""
+        """Return the state for copy and pickle: the attributes `KEPT`, and the names of the groups' parameters."""
         known = {p for group in self.param_groups for p in group["params"]}
         names = {p: name for p, name in self.names.items() if p in known}
         return super().__getstate__() | {name: vars(self)[name] for name in KEPT} | {"names": names}
@@ -125,9 +125,9 @@ class ArmOptimizer(Resumable):
                 store(p, grid)
 
     def look_at(self, weights: Mapping[nn.Parameter, WeightGrid]) -> None:
-        """Use these quantization grids of the same weights from now on, and keep the state.
+        """Replace the quantization grids by those in ``weights``, for the same weights; keep moments and step counts.
 
-        An arm that needs no format ignores them.
+        If the arm needs no format, ``weights`` is ignored.
         """
         if self.arm.needs_format:
             self.grids = {p: weights[p] for p in self.grids}
@@ -144,12 +144,11 @@ class ArmOptimizer(Resumable):
                 self._loops[p] = update_cpu.Loops(arm, names, grid, stiff, self._orders[p], self.codings.of(p))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters that are stepped in the plain form; settings that the group lacks are the arm's.
+        """Add a group of parameters that are stepped in the plain form.
 
-        They may be pairs of a name and a parameter, as from `Module.named_parameters`. A group of matrices decays as
-        the arm's embeddings do, and one with a vector in it not at all, unless it says ``weight_decay``. Raises
-        ``ValueError`` for a setting that no step reads, and for quantized weights in float16, whose smallest number is
-        larger than their updates.
+        ``params`` may hold (name, parameter) pairs, as from `Module.named_parameters`. Missing settings are the arm's.
+        Without ``weight_decay``, a group of matrices decays as embeddings do, and a group with any vector not at all.
+        Raises ``ValueError`` for an unknown setting, and for quantized float16 weights, which would lose their updates.
         """
         group = completed(param_group, self.arm, self.defaults["lr"], self.names)
         self.know(group["params"])
@@ -168,9 +167,12 @@ class ArmOptimizer(Resumable):
         """Take a step.
 
         Args:
-            closure: computes the loss anew, as torch's optimizers allow; the step returns it.
-            norm: of all gradients, from clipping them. A finite norm means finite gradients; without it they are read
-                to find out, which takes a fifth of the time of an AdamW step. Without it the first skipped step warns.
+            closure: recomputes and returns the loss, as in torch's optimizers.
+            norm: total norm of all gradients, from clipping. A finite norm shows that the gradients are finite.
+                If None, the step checks all gradients, which takes a fifth of an AdamW step, and the first skip warns.
+
+        Returns:
+            The loss that ``closure`` returned; None without a closure.
 
         Raises:
             RuntimeError: a gradient is sparse.
@@ -199,7 +201,7 @@ class ArmOptimizer(Resumable):
                     "steps, and no more is said of them", stacklevel=4,
                 )  # fmt: skip
             return loss
-        place = 0  # of a parameter, which numbers its stream of random numbers
+        place = 0  # number of the parameter, which selects its stream of random numbers
         for group in self.param_groups:
             first = 0 if group["quantized"] else place
             present = [(i, p) for i, p in enumerate(group["params"], first) if p.grad is not None]
@@ -208,12 +210,12 @@ class ArmOptimizer(Resumable):
                 self._step_by_rule(self._acting, group, present)
             else:
                 self._step_plain(group, present)
-        # Neither torch's fused step nor the loops tell autograd, whose backward pass would read the new weights.
+        # The fused step and the loops bypass autograd: the new version makes a backward pass on old weights fail.
         torch.autograd.graph.increment_version(stepped)
         return loss
 
     def _step_plain(self, group: dict[str, Any], present: list[tuple[int, nn.Parameter]]) -> None:
-        """Step parameters of a group by torch; those whose moments are codes by the rule of the plain form."""
+        """Step parameters by torch's AdamW or SGD; parameters with coded moments by the plain form's rule."""
         if self.arm.state is not None:
             self._step_by_rule(self._plain, group, [(i, p) for i, p in present if self.codings.of(p)])
         params = [p for _, p in present if not self.codings.of(p)]
@@ -225,8 +227,8 @@ class ArmOptimizer(Resumable):
             step_sgd(group, params, states, self.sharded)
 
     def _step_by_rule(self, form: Form, group: dict[str, Any], present: list[tuple[int, nn.Parameter]]) -> None:
-        """Step parameters of a group one by one."""
-        # By step, which is the same for weights that always had a gradient, and by how fine their grid is.
+        """Step the parameters ``present`` of a group, (number, parameter) pairs, one by one by the rule of ``form``."""
+        # The hyperparameters by (step, grid refinement); weights that always had a gradient share their step.
         numbers: dict[tuple[int, int], Tensor] = {}
         states = [self._state(p, form.names) for _, p in present]
         if states:
@@ -254,10 +256,10 @@ class ArmOptimizer(Resumable):
     def _opened(
         self, form: Form, loops: AnyLoops | None, p: nn.Parameter, state: update.State, stream: Stream
     ) -> Iterator[tuple[Tensor, Tensor, update.State, Tensor | None]]:
-        """Give weight, gradient, state and scale's amax of ``p`` as ``loops`` or a rule take them; keep the results.
+        """Yield weight, gradient, state and the scale's amax (or None) of ``p`` for a step; then store the results.
 
-        Codes are decoded, unless the loops read them. bfloat16 becomes float32. Of a sharded weight a rule gets this
-        process's part if it looks at no other element, else all of it.
+        Codes are decoded unless ``loops`` reads codes. bfloat16 becomes float32. A sharded weight is the local part if
+        the step is elementwise, else the gathered whole.
         """
         w, g, grid, codings = cast("Tensor", p), cast("Tensor", p.grad), self.grids.get(p), self.codings.of(p)
         amax, dtype = None if grid is None else grid.remembered(), self.moment_dtype(p)
@@ -283,22 +285,22 @@ class ArmOptimizer(Resumable):
                 w.copy_(values)
 
     def _loops_of(self, form: Form, p: nn.Parameter) -> AnyLoops | None:
-        """Return the loops that step ``p``, if there are some."""
+        """Return the C++ loops or GPU kernels that step ``p`` in ``form``; None if the tensor rule does."""
         if form is self._acting:
             return self._loops.get(p)
         if not update_cpu.takes(local(p)):
             return None
         if self._plain_loops is None and update_cpu.available(form.arm, local(p), None):
-            grid = WeightGrid(get_format("E4M3"))  # which the plain form does not read
+            grid = WeightGrid(get_format("E4M3"))  # a placeholder: the plain form reads no grid
             self._plain_loops = update_cpu.Loops(form.arm, form.names, grid, codings=self.codings.of(p))
         return self._plain_loops if self._plain_loops is not None and self._plain_loops.reads_codes else None
 
     # --- what it is made of --------------------------------------------------------------------------
 
     def adamw_direction(self, p: nn.Parameter) -> Tensor | None:
-        """Return AdamW's direction on the gradients so far, before the learning rate: (out, in) float32, gathered.
+        """Return AdamW's update direction for ``p`` without the learning rate: (out, in) float32, gathered.
 
-        None for a weight that was not stepped, or whose AdamW moments are not kept.
+        None if ``p`` was never stepped, or AdamW's moments are not kept (see ``reference``).
         """
         state = self.state.get(p, {})
         if "reference_avg" not in state and not ("exp_avg" in state and self.arm.has_adam_moments):
@@ -308,9 +310,9 @@ class ArmOptimizer(Resumable):
 
     @torch.no_grad()
     def wanted(self, p: nn.Parameter) -> Tensor | None:
-        """Return where the next step would put ``p`` (out, in), gathered, without rounding to its quantization grid.
+        """Return the unrounded value of ``p`` after the next step, (out, in), gathered; change nothing.
 
-        None for master weights and for one without a gradient. Nothing changes.
+        None unless ``p`` is stored on its quantization grid and has a gradient.
         """
         if self.arm.weights != "quantized" or p not in self.grids or p.grad is None:
             return None
@@ -324,7 +326,7 @@ class ArmOptimizer(Resumable):
         return update.wanted(self.arm, w, g, state, numbers, grid)
 
     def decay(self, p: nn.Parameter) -> float:
-        """Return the share of ``p`` that the decay of the last step left."""
+        """Return the factor by which the group's current weight decay multiplies ``p`` in a step, such as 0.9999."""
         return share_kept(self._group_of(p))
 
     def _group_of(self, p: nn.Parameter) -> dict[str, Any]:
@@ -350,7 +352,7 @@ class ArmOptimizer(Resumable):
 
     @torch.no_grad()
     def _put_on_grid(self) -> None:
-        """Round the initial weights to the quantization grid that their amax makes."""
+        """Set each held amax to its weight's amax, and round the initial weights to that quantization grid."""
         for p, grid in self.grids.items():
             if grid.held is None:
                 raise ValueError(

@@ -1,7 +1,7 @@
-"""Parameters that are sharded over processes, as FSDP2 (`torch.distributed.fsdp.fully_shard`) leaves them: DTensors.
+"""Parameters sharded over processes: the DTensors of FSDP2 (`torch.distributed.fsdp.fully_shard`).
 
-A step that treats each element by itself takes the part that the process holds. A step that looks at the whole tensor
-gathers it, computes the same in each process, and keeps the part. Either way the bits are those of one process.
+An elementwise step uses only the local part. A step that needs the whole tensor gathers the tensor, computes the same
+in each process, and keeps the local part. Either way the results are bitwise those of one process.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from altgrad.config.arms import BASES, Arm
 from altgrad.model.quantized.data_parallel import is_sharded, master_of
 from altgrad.optim.weight_grid import WeightGrid
 
-ELEMENTWISE = (None, "ulp", "smooth", "range")  # stiffness that looks at one weight and the tensor's scale
+ELEMENTWISE = (None, "ulp", "smooth", "range")  # stiffness that needs only the weight itself and the scale
 
 
 def local(t: Any) -> Tensor:
-    """Return this process's part of ``t``, which shares its memory; ``t`` itself if it is not sharded."""
+    """Return this process's part of ``t``, a view; ``t`` itself if ``t`` is not sharded."""
     return master_of(t.to_local()) if is_sharded(t) else t
 
 
 def parts(ts: list[Any], sharded: bool) -> list[Tensor]:
-    """Return this process's part of each of ``ts``; not ``sharded``: none of them is."""
+    """Return this process's part of each tensor; ``ts`` itself if ``sharded`` is false."""
     return list(map(local, ts)) if sharded else ts
 
 
 def gather_full(t: Any) -> Tensor:
-    """Return all of ``t``, gathered from all processes; ``t`` itself if it is not sharded."""
+    """Return the whole of ``t``, gathered from all processes; ``t`` itself if ``t`` is not sharded."""
     return t.full_tensor() if is_sharded(t) else t
 
 
 def gather_full_together(ts: Sequence[Any], dtype: torch.dtype) -> list[Tensor]:
-    """Return all of each of ``ts``, of one shape and sharded alike, in ``dtype``; gathered by one message."""
+    """Return the whole of each tensor in ``dtype``, gathered in one message. All have one shape and sharding."""
     stacked = torch.stack([local(t).to(dtype) for t in ts], -1)
     full = torch.empty(*ts[0].shape, len(ts), device="meta")
     return [t.contiguous() for t in _distributed(ts[0], stacked, full.shape, full.stride()).full_tensor().unbind(-1)]
@@ -48,9 +48,9 @@ def gather_full_together(ts: Sequence[Any], dtype: torch.dtype) -> list[Tensor]:
 def gathered(
     p: Any, g: Any, state: Mapping[str, Any], dtype: torch.dtype
 ) -> Iterator[tuple[Tensor, Tensor, dict[str, Tensor]]]:
-    """Give all of a sharded weight, its gradient and its state in ``dtype``, and keep this process's part afterwards.
+    """Yield the whole of a sharded weight, its gradient and its state; then store this process's part of each.
 
-    State that is not sharded is given as it is.
+    Weight and gradient are in ``dtype``. State that is not sharded is yielded unchanged.
     """
     sharded = {name: t for name, t in state.items() if is_sharded(t)}
     alike = [name for name, t in sharded.items() if (t.shape, t.dtype) == (p.shape, dtype)]
@@ -63,7 +63,7 @@ def gathered(
 
 
 def split_as(like: Any, t: Any) -> Any:
-    """Return ``t``, which all processes have in full, sharded as ``like``; ``t`` itself if ``like`` is not sharded."""
+    """Return ``t``, which every process has in full, sharded as ``like`` is; ``t`` itself if ``like`` is not."""
     if not is_sharded(like) or is_sharded(t):
         return t
     from torch.distributed.tensor import distribute_tensor
@@ -72,12 +72,12 @@ def split_as(like: Any, t: Any) -> Any:
 
 
 def keep_part(kept: Any, t: Tensor) -> None:
-    """Write ``t``, which all processes have in full, into ``kept``, or this process's part of it."""
+    """Copy ``t``, which every process has in full, into ``kept``; if ``kept`` is sharded, only the local part."""
     local(kept).copy_(local(split_as(kept, t)))
 
 
 def from_part(p: Any, part: Tensor) -> Any:
-    """Return the tensor that has ``part`` in this process, sharded by its rows as evenly as ``p`` is."""
+    """Return the tensor whose local part is ``part``, sharded by rows like ``p``; ``part`` if ``p`` is not sharded."""
     if not is_sharded(p):
         return part
     shape = torch.Size((part.shape[0] * parts_by_rows(p), *part.shape[1:]))
@@ -85,7 +85,7 @@ def from_part(p: Any, part: Tensor) -> Any:
 
 
 def parts_by_rows(p: Any) -> int:
-    """Return how many parts ``p`` is in, all of as many of its rows; 0 if it is split otherwise."""
+    """Return the number of parts of ``p`` if it is split by rows into equal parts, else 0."""
     sizes = [size for size, place in zip(p.device_mesh.shape, p.placements, strict=True) if not place.is_replicate()]
     by_rows = all(place.is_replicate() or place.is_shard(0) for place in p.placements)
     count = math.prod(sizes)
@@ -93,7 +93,7 @@ def parts_by_rows(p: Any) -> int:
 
 
 def largest(t: Tensor) -> Tensor:
-    """Return the largest magnitude (0-d float32) of all of ``t``."""
+    """Return the largest magnitude of ``t`` over all processes, 0-d float32."""
     part = local(t).detach().abs()
     amax = part.amax().float() if part.numel() else part.new_zeros((), dtype=torch.float32)
     return _reduced(amax, t, dist.ReduceOp.MAX)
@@ -102,7 +102,7 @@ def largest(t: Tensor) -> Tensor:
 def all_finite(gradients: list[Tensor], sharded: bool) -> bool:
     """Return whether ``gradients`` are finite in every process.
 
-    Sums are read first, at the speed of memory. Finite numbers may still have an infinite sum, so elements follow.
+    Sums are checked first, at memory bandwidth. Finite numbers may have an infinite sum: then each element is checked.
     """
     local_gradients = parts(gradients, sharded)
     finite = bool(torch.stack([g.sum(dtype=torch.float32) for g in local_gradients]).isfinite().all())
@@ -114,7 +114,7 @@ def all_finite(gradients: list[Tensor], sharded: bool) -> bool:
 
 
 def is_elementwise(arm: Arm, grid: WeightGrid) -> bool:
-    """Return whether a step of ``arm`` on a weight needs nothing of its other elements but the amax of its scale."""
+    """Return whether ``arm`` steps each element from that element and the tensor's amax alone."""
     return (
         arm.stiffness in ELEMENTWISE and arm.normalise != "rms" and not arm.match_rms and arm.weights == "master"
         and BASES[arm.base].direction != "orthogonal" and grid.options.get("granularity", "tensor") == "tensor"

@@ -1,16 +1,16 @@
-"""A moment as codes and scales, by tensor operations; `codec.h` of `altgrad.numerics.cpu` does the same in loops.
+"""Stores an optimizer moment as codes and scales, by tensor operations; `altgrad.numerics.cpu`'s `codec.h` in loops.
 
-A float32 tensor is divided into groups: all of it, rows of its last dimension, or blocks of the flattened tensor, the
-last of which may be shorter. The scale of a group is ``max(amax, 1e-12) / largest``, where ``largest`` is the
-codebook's largest value: in float32 as in torchao, or the next power of two (E8M0). Codes are of ``x / scale``, and
-stand for ``value * scale``. With ``root`` the square root is stored.
+A float32 tensor is divided into groups: the whole tensor, rows of its last dimension, or blocks of the flattened
+tensor. The last block may be shorter. The scale of a group is ``max(amax, 1e-12) / largest``, where ``largest`` is the
+codebook's largest value. The scale is float32, as in torchao, or rounded up to a power of two (E8M0). ``x / scale`` is
+rounded to a code, and a code decodes to ``value * scale``. With ``root``, the square root of x is stored.
 
 COAT's range expansion (Xi et al. 2024, arXiv:2410.19313, section 4) raises the magnitudes of a group to the power
-``k = log(R of the codebook) / log(R of the group)``, with R the largest over the smallest nonzero magnitude. It is
-computed as ``(|x| / amax)^k * largest``, and the scale kept is the amax. Logarithms and powers are in float64, so that
-two libraries' last places hardly ever show.
+``k = log(R of the codebook) / log(R of the group)``, with R the largest over the smallest nonzero magnitude. A code is
+of ``(|x| / amax)^k * largest``, and the stored scale is the amax. Logarithms and powers are in float64, so that
+differences between math libraries rarely change a code.
 
-Infinities saturate. NaN, which no finite gradient brings, is stored as the largest value.
+Infinities saturate. NaN, which finite gradients never cause, is stored as the largest value.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from altgrad.numerics import compute_scale, loops, uniform
 from altgrad.numerics.compile_utils import sent
 from altgrad.optim.sharded import from_part, local, parts_by_rows
 
-#: The least amax, as in torchao and bitsandbytes: of a group of zeros.
+#: Lower bound of a group's amax, as in torchao and bitsandbytes; a group of zeros has it.
 LEAST_AMAX = 1e-12
 INFINITE = torch.finfo(torch.float32).max
-SCALE, POWER = "_scale", "_power"  # what a moment's name ends with for its scales and powers
-#: The moments that may be codes, and the offset of a parameter's number in their streams of random numbers. Streams
-#: from 2^31 on are those of a model's operands.
+SCALE, POWER = "_scale", "_power"  # suffixes of a moment's name for its scales and powers
+#: The moments that may be codes, each with what is added to a parameter's number to get its random stream. Streams
+#: from 2^31 on belong to a model's operands.
 STREAMS = {"exp_avg": 1 << 30, "momentum_buffer": 1 << 30, "exp_avg_sq": 1 << 29}
 MOMENTS = tuple(STREAMS)
 
-# `codec.h` reads of a moment a header of these fields, the values of the codes, and a table.
-CHUNK = 512  # elements of a chunk of the loops; larger blocks have a pass of their own that finds their scales
-TENSOR, ROW = 0, 1  # in place of the elements of a block, which are more
+# What `codec.h` gets per moment, made by `packed`: a header with these fields, the codes' values, and a table.
+CHUNK = 512  # elements per chunk in the loops; for larger blocks an extra pass finds the scales
+TENSOR, ROW = 0, 1  # values of the field ``block`` for these granularities; a block has more elements
 FIELDS = (
     "mapped", "bits", "mantissa_bits", "bias", "sign_code", "negative_zero", "root", "stochastic", "power_of_two",
     "block", "stream", "lowest", "entry", "entries", "largest", "spacing", "max",
@@ -56,7 +56,7 @@ DEFINITIONS = loops.enumeration("codec", FIELDS) + loops.numbers("codec", _NUMBE
 
 
 class Coding:
-    """How a moment is stored, on one device."""
+    """Encodes and decodes a moment by its settings, on one device."""
 
     def __init__(self, moment: Moment, device: torch.device | None = None) -> None:
         self.moment, self.book = moment, moment.codebook
@@ -66,7 +66,7 @@ class Coding:
         self.code_values = torch.tensor(self.book.code_values, device=device)
 
     def zeros(self, shape: torch.Size) -> dict[str, Tensor]:
-        """Return the parts of a moment of zeros, of `encode`; a map without a zero has a scale of zero."""
+        """Return an all-zero moment encoded as by `encode`. float32 scales are 0, since a map may lack a zero."""
         parts = self.encode(self.values.new_zeros(shape), nearest=True)
         if self.moment.scale == "float32":
             parts[SCALE].zero_()
@@ -77,17 +77,17 @@ class Coding:
 
         Args:
             x: float32, any shape.
-            stream: of the random numbers of stochastic rounding, as `uniform` takes it.
-            nearest: round to nearest whatever the settings say.
+            stream: random stream for stochastic rounding, as `uniform` takes it.
+            nearest: round to nearest even if the settings say stochastic.
 
         Returns:
-            By the end of their names. ``""``: codes of the shape of ``x``, uint8, or int16 beyond 8 bits; of at most 4
-            bits two in a byte, the first in its upper half, shape (ceil(n / 2),). ``_scale``: (groups,) float32, or
-            uint8 for E8M0. ``_power``: (groups,) float32, with ``expand``.
+            Tensors by name suffix. ``""``: codes with the shape of ``x``, uint8, or int16 beyond 8 bits; codes of at
+            most 4 bits lie two in a byte, the first in the upper half, shape (ceil(n / 2),). ``"_scale"``: (groups,)
+            float32, or uint8 exponents for E8M0. ``"_power"``, only with ``expand``: (groups,) float32.
         """
         groups = self._groups(x.clamp(-INFINITE, INFINITE))
         if self.moment.root:
-            groups = groups.double().sqrt().float()  # torch's own in float32 is not rounded correctly everywhere
+            groups = groups.double().sqrt().float()  # torch's float32 sqrt is not correctly rounded on all devices
         amax = groups.abs().amax(-1, keepdim=True).clamp(LEAST_AMAX, INFINITE)
         parts = {}
         if self.moment.expand:
@@ -112,7 +112,7 @@ class Coding:
         return {"": found.view(x.shape), **parts}
 
     def decode(self, parts: dict[str, Tensor], shape: torch.Size) -> Tensor:
-        """Return the moment that ``parts`` stand for: float32, ``shape``."""
+        """Return the moment decoded from ``parts``, the result of `encode`: float32, of shape ``shape``."""
         codes, count = parts[""].flatten(), math.prod(shape)
         if self.packed:
             codes = torch.stack([codes >> 4, codes & 15], -1).flatten()[:count]
@@ -131,7 +131,7 @@ class Coding:
         return self._flat(found, count).view(shape)
 
     def _groups(self, x: Tensor) -> Tensor:
-        """Return ``x`` as (groups, elements), with zeros after a short last block."""
+        """Return ``x`` as (groups, elements); a short last block is padded with zeros."""
         if self.moment.granularity == "tensor" or (x.ndim < 2 and self.moment.granularity == "row"):
             return x.reshape(1, -1)
         if self.moment.granularity == "row":
@@ -149,7 +149,7 @@ class Coding:
         return torch.where(binades > 0, k, 1.0).float()
 
     def _rounded(self, x: Tensor, stream: Tensor | None) -> Tensor:
-        """Return the codes of scaled numbers, int64."""
+        """Return the int64 code of each scaled number; without a ``stream``, rounded to nearest."""
         magnitude = x.abs() if self.book.sign_code else x
         if stream is None:
             codes = torch.bucketize(magnitude, self.thresholds, right=True)
@@ -166,14 +166,14 @@ class Coding:
 
 
 class Codings:
-    """How an arm stores the moments of each parameter."""
+    """The codings that an arm uses for the moments of each parameter."""
 
     def __init__(self, arm: Arm) -> None:
         self.state = arm.state
         self._known: dict[torch.device, dict[str, Coding]] = {}
 
     def of(self, p: Tensor) -> dict[str, Coding]:
-        """Return the coding of each moment of ``p`` that is stored as codes, by its name."""
+        """Return ``{moment name: coding}`` of the moments of ``p`` stored as codes; ``{}`` if ``p`` is too small."""
         if self.state is None or p.numel() < self.state.least:
             return {}
         if p.device not in self._known:
@@ -181,21 +181,21 @@ class Codings:
         return self._known[p.device]
 
     def in_parts(self, p: Tensor) -> bool:
-        """Return whether each process stores the codes of its part of a sharded ``p``, and not all codes.
+        """Return whether each process stores only the codes of its part of a sharded ``p``.
 
-        So it is where no scale and no random number depends on more than the part.
+        True if no scale and no random number depends on elements outside the part.
         """
         return is_sharded(p) and all(_is_local(p, coding.moment) for coding in self.of(p).values())
 
 
 def codings_of(state: State | None, device: torch.device) -> dict[str, Coding]:
-    """Return the coding of each moment that the section ``state`` of an arm stores as codes, by its name."""
+    """Return ``{moment name: coding}`` for the moments that an arm's ``state`` section stores as codes."""
     moments = {} if state is None else {name: state.of(name) for name in MOMENTS}
     return {name: Coding(moment, device) for name, moment in moments.items() if moment is not None}
 
 
 def _is_local(p: Tensor, moment: Moment) -> bool:
-    """Return whether a process's part of ``p`` has the codes that it has in all of ``p``."""
+    """Return whether encoding a process's part of ``p`` alone gives the same codes as encoding all of ``p``."""
     parts = parts_by_rows(p)
     if parts == 0 or moment.granularity == "tensor" or moment.rounding == "stochastic":
         return False
@@ -206,7 +206,7 @@ def _is_local(p: Tensor, moment: Moment) -> bool:
 def opened(
     codings: dict[str, Coding], state: dict[str, Tensor], names: Iterable[str], p: Tensor, stream: tuple[int, int, int]
 ) -> Iterator[dict[str, Tensor]]:
-    """Give the moments ``names`` of ``p`` in float32, and encode them again afterwards."""
+    """Yield the moments ``names`` of ``p`` in float32; on leaving, encode the coded ones into ``state`` again."""
     moments = {name: decoded(codings[name], state, name, p) if name in codings else state[name] for name in names}
     yield moments
     for name in moments.keys() & codings.keys():
@@ -215,7 +215,7 @@ def opened(
 
 
 def decoded(coding: Coding, state: Mapping[str, Tensor], name: str, p: Tensor) -> Tensor:
-    """Return the moment ``name`` of ``p`` in float32, sharded as its codes are."""
+    """Return the moment ``name`` of ``p`` decoded to float32, sharded as its codes are."""
     parts = {part: local(state[name + part]) for part in ("", SCALE, POWER) if name + part in state}
     if not is_sharded(state[name]):
         return coding.decode(parts, p.shape)
@@ -231,7 +231,7 @@ def _stream_of(name: str, stream: tuple[int, int, int], device: torch.device) ->
 
 
 def takes(coding: Coding) -> bool:
-    """Whether the loops read and write such codes: of formats with a zero and of maps, up to 8 bits."""
+    """Whether the C++ loops take these codes: formats with a zero and at most 8 bits, maps rounded to nearest."""
     moment, book = coding.moment, coding.book
     if book.fmt is None:
         return moment.rounding == "nearest" and not moment.expand
@@ -239,15 +239,15 @@ def takes(coding: Coding) -> bool:
 
 
 def measures(coding: Coding) -> bool:
-    """Whether the loops need a pass for scales alone: a chunk is no whole number of blocks."""
+    """Whether the loops need an extra pass to find the scales: a chunk is not a whole number of blocks."""
     return coding.moment.granularity != "block" or CHUNK % coding.moment.block != 0
 
 
 def packed(name: str, coding: Coding) -> Tensor:
-    """Return the coding of the moment ``name`` for the loops, float32: header, values and table.
+    """Return the coding of the moment ``name`` for the C++ loops, 1-d float32: header, code values, table.
 
-    The table is a map's thresholds, in bits, or with ``expand`` the logarithms (float64) of the codes' values over the
-    largest.
+    The table holds other types bit by bit: the uint32 entries of a map, see `_table`, or with ``expand`` the float64
+    ``log2(|value| / largest)`` of each code.
     """
     moment, book, fmt = coding.moment, coding.book, coding.book.fmt
     lowest, entry, table = (0, 0, np.zeros(0, np.uint32)) if fmt else _table(book)
@@ -271,11 +271,12 @@ def packed(name: str, coding: Coding) -> Tensor:
 
 
 def _table(book: Codebook) -> tuple[int, int, np.ndarray]:
-    """Return the bits of the lowest magnitude, the lower bits that an interval spans, and an entry for each interval.
+    """Return the table that rounds to a map's codes by an addition: lowest magnitude, lower bits, entries.
 
-    Numbers of an interval have their upper bits in common, and at most one threshold is among them. Intervals go up to
-    1; those of negative numbers follow. An entry is the lowest code, shifted by the lower bits, plus what makes a
-    number beyond the threshold carry into it. The lower bits of negative numbers are inverted.
+    The first is 2^-24 as float32 bits. Numbers of one interval share all but their ``lower bits``, a count from 9 to
+    17. An interval has at most one threshold. Intervals reach up to 1; the intervals of negative numbers follow. An
+    entry is ``code << lower bits`` plus a carry, so that adding the lower bits of a number beyond the threshold gives
+    the next code. The lower bits of negative numbers are inverted.
     """
     lowest, one = (int(np.float32(x).view(np.uint32)) for x in (2.0**-24, 1.0))
     for entry in range(17, 8, -1):

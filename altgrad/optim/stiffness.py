@@ -1,7 +1,7 @@
 """Stiffness S: the spacing of the representable values around each weight, and formulas to compare it with.
 
-If u is the position of a weight on its quantization grid in rungs, ``du/dw = 1/S``. An update times S moves weights by
-rungs, and an ordinary one by real amounts.
+If u is the position of a weight in code steps of its format (rungs), ``du/dw = 1/S``. An update times S is therefore
+measured in code steps.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from altgrad.numerics import format_constants, grid_spacing, operand_scale, perm
 from altgrad.numerics.constants import FLOAT32_MANTISSA, MAX, SPACING, ULPS
 from altgrad.numerics.rounding import SUCCESSOR
 
-# Stiffness is at least this share of the largest one of its tensor, so that nothing divides by zero and a weight can
-# cross zero. Only `mantissa` gets there; the others end at the subnormal numbers.
+# Lower bound of `mantissa`, relative to the tensor's largest stiffness: it avoids division by zero and lets a weight
+# cross zero. The other formulas are positive by themselves.
 FLOOR = 2.0**-24
 
-LEAST_RMS = 1e-3  # Adafactor's second epsilon, so that weights of zero move
-SMALLEST, LARGEST = 2.0**-62, 2.0**62  # bounds within which float32 holds a square
-TINY = 2.0**-126  # the smallest normal float32 number, for a tensor of zeros
+LEAST_RMS = 1e-3  # Adafactor's second epsilon: weights of zero still move
+SMALLEST, LARGEST = 2.0**-62, 2.0**62  # numbers in between have squares in float32's range
+TINY = 2.0**-126  # the smallest normal float32 number: a divisor for a tensor of zeros
 
-# Places in the numbers of a format and a formula. PER_BINADE is 2^-M, KNEE 2^-knee.
+# Indices into `Stiffness.numbers`. PER_BINADE is 2^-M (M: mantissa bits), KNEE is 2^-knee.
 PER_BINADE, SMALLEST_NORMAL, PER_RANGE, KNEE, SLOPE = range(5)
 
 
@@ -41,13 +41,13 @@ def stiffness(
     seed: int = 0,
     dim: int = -1,
 ) -> Tensor:
-    """Return the stiffness of each weight, in the weight's own unit; for `profile`, in the unit's power ``slope``.
+    """Return the stiffness of each weight, in the weight's unit; for `profile`, in that unit to the power ``slope``.
 
     ========== ==============================================================================================
     ulp        ``ulp(w s) / s``: the spacing of the quantization grid at w; around 0 that of the smallest binade
     mantissa   ``2^(floor(log2 |w|) - M)``: no scale, no subnormal numbers
     smooth     ``sqrt(w^2 + w0^2) 2^-M``, ``w0 s`` the smallest normal value: `ulp` without its jumps
-    range      `ulp` over the binades from the format's smallest value to its largest
+    range      `ulp` divided by the format's range in binades, ``log2(largest / smallest)``
     mean       the mean of `ulp` over the tensor: a control, no geometry
     permuted   `ulp`, shuffled within the tensor: a control with the same histogram
     foreign    `ulp` of another format at its own scale: a control with another geometry
@@ -58,21 +58,21 @@ def stiffness(
 
     Args:
         weight: float32 or float64, (out, in) or any shape.
-        fmt: the weight's format.
-        formula: one of the above.
-        scale: of the weight, broadcastable; by default the scale of its amax, which `foreign` always takes.
-        foreign: the other format of `foreign`.
-        knee: of `profile`, in binades below the tensor's largest weight, 0 to 62.
-        slope: of `profile`, 0 to 2. At 0 it is the same for every weight, at 1 proportional to the weight. Up to a
-            factor, `smooth` is the profile of slope 1 with its knee at the format's smallest normal number.
-        seed: of the shuffle of `permuted`.
-        dim: along which a product sums; an output row of `row_rms` lies along it.
+        fmt: the weight's format, or its name.
+        formula: a name in the table above.
+        scale: the weight's scale s, broadcastable; default: the scale from its amax. `foreign` ignores it.
+        foreign: the other format, for `foreign` only.
+        knee: for `profile` only, in binades below the tensor's largest weight, 0 to 62.
+        slope: for `profile` only, 0 to 2. At 0 all weights have the same stiffness, at 1 it is proportional to the
+            weight. Slope 1 with the knee at the format's smallest normal number is `smooth` up to a factor.
+        seed: seed of the shuffle of `permuted`.
+        dim: the dimension that the forward product sums over; `row_rms` takes its means along it.
 
     Returns:
-        Positive, the shape and dtype of ``weight``.
+        Positive, with the shape and dtype of ``weight``.
 
     Raises:
-        ValueError: the formula is unknown, or has not exactly its own settings: ``foreign``; ``knee`` and ``slope``.
+        ValueError: unknown formula; ``foreign``, ``knee`` or ``slope`` missing for its formula or given for another.
 
     Source of `rms`: Shazeer & Stern 2018 (arXiv:1804.04235), section 8. LAMB's trust ratio (You et al. 2020) is akin.
     """
@@ -84,7 +84,7 @@ def stiffness(
 
 
 def exponent(schedule: str, progress: float) -> float:
-    """Return the exponent of stiffness after the share ``progress`` of the run: 1 to 0, or constantly 1."""
+    """Return the exponent of the stiffness at ``progress`` (0 to 1) of the run: from 1 to 0; always 1 if constant."""
     if schedule == "constant":
         return 1.0
     if schedule == "linear":
@@ -93,7 +93,7 @@ def exponent(schedule: str, progress: float) -> float:
 
 
 class Stiffness:
-    """`stiffness` of one format and formula, whose numbers are in tensors, for compiled graphs."""
+    """`stiffness` for one format and formula. Its parameters are tensors, so that one compiled graph serves all."""
 
     def __init__(
         self, fmt: Format, formula: str, foreign: str | Format | None = None, *,
@@ -107,7 +107,7 @@ class Stiffness:
             raise ValueError("knee and slope: needed by the formula profile, and by no other")
         foreign = None if foreign is None else get_format(foreign)
         self.format, self.formula = fmt, formula
-        # Up to the scale, E0My has the values of E1M(y-1), and so its stiffness.
+        # Up to the scale, E0My has the same values and stiffness as E1M(y-1).
         bits = fmt.mantissa_bits - (fmt.exponent_bits == 0)
         binades = math.log2(fmt.max / fmt.smallest)
         self.constants = format_constants(foreign or fmt)
@@ -125,20 +125,20 @@ class Stiffness:
         return self
 
     def __call__(self, weight: Tensor, scale: Tensor, order: Tensor | None = None, dim: int = -1) -> Tensor:
-        """Return the stiffness; ``order`` is the shuffle of `permuted`, ``dim`` as in `stiffness`."""
+        """Return the stiffness of ``weight``; ``order``: shuffle for `permuted`; ``dim``: as in `stiffness`."""
         return evaluate(self.formula, weight, scale, self.constants, self.numbers, order, dim)
 
 
 def evaluate(
     formula: str, weight: Tensor, scale: Tensor, constants: Tensor, numbers: Tensor, order: Tensor | None, dim: int
 ) -> Tensor:
-    """Return what `Stiffness.__call__` does, as a function of tensors, so that one graph serves every format."""
+    """Compute `Stiffness.__call__` from tensors alone, so that one compiled graph serves every format."""
     if formula == "mantissa":
         found = _power_of_two_below(weight.abs()) * numbers[PER_BINADE]
         return torch.maximum(found, found.amax() * FLOOR)
     if formula == "smooth":
         w0 = numbers[SMALLEST_NORMAL] / scale
-        return torch.hypot(weight, w0) * numbers[PER_BINADE]  # which squares nothing that underflows
+        return torch.hypot(weight, w0) * numbers[PER_BINADE]  # hypot: a square would underflow
     if formula == "profile":
         return _profile(weight, numbers[KNEE], numbers[SLOPE])
     if formula in ("rms", "row_rms"):
@@ -158,9 +158,9 @@ def evaluate(
 
 
 def _profile(weight: Tensor, knee: Tensor, slope: Tensor) -> Tensor:
-    """Return the profile as a power of weights over the largest one, times a bounded power of the largest.
+    """Return the stiffness `profile`: a power of ``|w| / max |w|``, times a bounded power of ``max |w|``.
 
-    So float32 holds its root mean square, whatever the weights' unit is.
+    The bound keeps the result's root mean square in float32's range for any size of weights.
     """
     largest = weight.abs().amax()
     share = torch.where(largest > 0, weight / largest.clamp_min(TINY), 1.0)
@@ -176,7 +176,7 @@ def _spacing(x: Tensor, constants: Tensor) -> Tensor:
 
 
 def _power_of_two_below(magnitude: Tensor) -> Tensor:
-    """Return ``2^floor(log2 x)``, 0 for 0 and for float32 numbers below 2^-102."""
-    if magnitude.dtype == torch.float64:  # not compiled: where the manifold is checked
+    """Return ``2^floor(log2 x)``; 0 for 0 and for float32 numbers below 2^-102."""
+    if magnitude.dtype == torch.float64:  # for checks of the manifold, never compiled
         return torch.where(magnitude == 0, 0.0, torch.exp2(torch.frexp(magnitude).exponent.double() - 1))
     return ((magnitude + magnitude * SUCCESSOR) - magnitude) * 2.0**FLOAT32_MANTISSA

@@ -1,8 +1,9 @@
-"""The rule of each arm: what a step does to one weight tensor, in place, in eager mode or compiled.
+"""The update rule of each arm: a function that steps one weight tensor in place, in eager mode or compiled.
 
-A rule takes the weight, its gradient, its state, the numbers of the step and the format, all as tensors. So one
-compiled graph serves every format, layer and step; a Python float would be compiled into the graph. On a CPU
-`update_cpu` does the same in less time.
+A rule takes weight, gradient, state, hyperparameters and format as tensors. So one compiled graph serves every format,
+layer and step; a Python float would be a constant of the graph. On a CPU `update_cpu` computes the same faster.
+
+In signatures, ``p`` is the weight, ``g`` its gradient and ``h`` the step's hyperparameters, from `step_numbers`.
 """
 
 from __future__ import annotations
@@ -30,28 +31,28 @@ from altgrad.optim.stiffness import evaluate
 
 # Muon's Newton-Schulz iteration: five steps take singular values between 0 and 1 to about 1.
 MUON_STEPS, MUON_COEFFICIENTS, MUON_EPS = 5, (3.4445, -4.7750, 2.0315), 1e-7
-MUON_RMS = 0.2  # root mean square of its update, which AdamW's has in training (Liu et al. 2025)
-MADAM_CLIP = 10.0  # bound of g / sqrt(v), as in Bernstein's code, for the first steps after small gradients
-# Shares of the held amax at which a re-estimated scale doubles or halves it. A factor of two keeps all normal values of
-# the quantization grid. It shrinks late, so that it does not go to and fro.
+MUON_RMS = 0.2  # root mean square of Muon's update, about that of AdamW's in training (Liu et al. 2025)
+MADAM_CLIP = 10.0  # bound of |g| / sqrt(v), as in Bernstein's code: large after a run of small gradients
+# The held amax doubles if the weights' amax exceeds GROWS_ABOVE times it, and halves below SHRINKS_BELOW times it. A
+# factor of two keeps all normal values of the quantization grid. The gap between the two bounds avoids oscillation.
 GROWS_ABOVE, SHRINKS_BELOW = 1.0, 0.25
 
-# Places in the tensor of a step's numbers.
+# Indices into the tensor of a step's hyperparameters.
 LR, DECAY, BETA1, BETA2, UNBIAS1, UNBIAS2, EPS, MOMENTUM, MAX_RUNGS, EXPONENT, UNBIAS_LATER = range(11)
 
 
 class GridTensors(NamedTuple):
-    """A weight's quantization grid, as tensors for a rule.
+    """A weight's quantization grid and stiffness, as tensors for an update rule.
 
     Attributes:
-        constants: of the format, from `refined_constants`.
-        stiff_constants: of the stiffness's format, from `Stiffness`.
-        numbers: of the stiffness, from `Stiffness`.
-        order: the shuffle of the stiffness `permuted`.
-        remembered: the amax that sets the scale; None: the weight's own.
-        options: of `operand_scale`.
-        stream: of this step's random numbers, as `uniform` takes it.
-        held: the amax of weights that are kept on the grid, a buffer of one element.
+        constants: the format's constants, from `refined_constants`.
+        stiff_constants: the constants of the stiffness's format, from `Stiffness`; None without a stiffness.
+        numbers: the parameters of the stiffness, from `Stiffness`; None without a stiffness.
+        order: the shuffle of the stiffness `permuted`, else None.
+        remembered: the amax that sets the scale; None means the weight's current amax.
+        options: keyword arguments of `operand_scale`.
+        stream: this step's random stream, as `uniform` takes it; None if nothing is rounded stochastically.
+        held: the scale's amax of a weight stored on the grid, a buffer of one element; None for master weights.
     """
 
     constants: Tensor
@@ -64,15 +65,15 @@ class GridTensors(NamedTuple):
     held: Tensor | None
 
 
-NO_GRID = GridTensors(*[None] * 8)  # type: ignore[arg-type] # for an arm that reads none
+NO_GRID = GridTensors(*[None] * 8)  # type: ignore[arg-type] # for a weight without a grid
 State = dict[str, Tensor]
 Rule = Callable[[Tensor, Tensor, State, Tensor, GridTensors], None]
 
 
 def state_names(arm: Arm, reference: bool) -> tuple[str, ...]:
-    """Return the names of the tensors of a weight's shape that ``arm`` keeps between steps.
+    """Return the names of a weight's state tensors, such as ``("exp_avg", "exp_avg_sq")``; each has its shape.
 
-    ``reference``: AdamW's moments too, where the arm has others.
+    With ``reference`` or RMS matching, an arm without Adam moments also keeps AdamW's.
     """
     names = tuple(name for name in BASES[arm.base].state if arm.momentum or name != "momentum_buffer")
     needs_reference = (reference or arm.match_rms) and not arm.has_adam_moments
@@ -80,7 +81,7 @@ def state_names(arm: Arm, reference: bool) -> tuple[str, ...]:
 
 
 def rule_of(arm: Arm, reference: bool) -> Rule:
-    """Return the rule of ``arm``; its state has the tensors of `state_names`."""
+    """Return the update rule of ``arm``, called with the state tensors that `state_names` names."""
     keeps_reference = "reference_avg" in state_names(arm, reference)
 
     def rule(p: Tensor, g: Tensor, state: State, h: Tensor, grid: GridTensors) -> None:
@@ -99,24 +100,24 @@ def rule_of(arm: Arm, reference: bool) -> Rule:
 
 
 def wanted(arm: Arm, p: Tensor, g: Tensor, state: State, h: Tensor, grid: GridTensors) -> Tensor:
-    """Return where a step of ``arm`` moves ``p`` before rounding to its quantization grid, and advance ``state``."""
+    """Return the weight after a step of ``arm``, before rounding to the grid. ``state`` advances; ``p`` stays."""
     if "reference_avg" in state:
         _moments(state["reference_avg"], state["reference_avg_sq"], g, h)
     return _target(arm, p, g, state, h, grid, _factor(arm, p, h, grid), rounded=False)
 
 
 def unbias_later(beta: float, step: float) -> float:
-    """Return the mean of Adam's bias corrections of the steps after ``step``, weighted as a momentum fades.
+    """Return the mean of Adam's bias corrections over all steps after ``step``, weighted by ``beta^k``.
 
-    It is ``(1 - beta) / beta`` times the sum over k from 1 of ``beta^k / (1 - beta^(step + k))``, computed as a series
-    in ``beta^(step + 1)``.
+    The mean is ``(1 - beta) / beta`` times the sum over k from 1 of ``beta^k / (1 - beta^(step + k))``, computed as a
+    series in ``beta^(step + 1)``.
     """
     terms = int(math.log(1e-9) / ((step + 1) * math.log(beta))) + 1 if beta else 1
     return sum((1 - beta) * beta ** (j * (step + 1)) / (1 - beta ** (j + 1)) for j in range(terms))
 
 
 def adamw_direction(state: State, h: Tensor) -> Tensor:
-    """Return ``m / (sqrt(v) + eps)``, bias-corrected, from the moments of plain gradients in ``state``."""
+    """Return ``m / (sqrt(v) + eps)``, bias-corrected, from AdamW's moments in ``state`` (the reference if kept)."""
     name = "reference" if "reference_avg" in state else "exp"
     return _adam(state[f"{name}_avg"], state[f"{name}_avg_sq"], h)
 
@@ -125,9 +126,9 @@ def adamw_direction(state: State, h: Tensor) -> Tensor:
 
 
 def _factor(arm: Arm, p: Tensor, h: Tensor, grid: GridTensors, at: Tensor | None = None) -> Tensor | None:
-    """Return ``S^a`` at ``p``, or at the point ``at``, over its root mean square at ``p`` if the arm normalises.
+    """Return ``S^a`` at ``at`` (default ``p``), divided by RMS(``S^a``) at ``p`` if the arm normalises.
 
-    S is the stiffness and a the schedule's exponent. At an exponent of 0 the factor is 1, and the arm its plain form.
+    S is the stiffness and a the schedule's exponent; a = 0 gives 1, the plain update. None without a stiffness.
     """
     formula, constants, numbers = arm.stiffness, grid.stiff_constants, grid.numbers
     if formula is None or constants is None or numbers is None:
@@ -148,7 +149,7 @@ def _target(
     arm: Arm, p: Tensor, g: Tensor, state: State, h: Tensor, grid: GridTensors, factor: Tensor | None, *,
     rounded: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Advance the moments and return the weight after the step; ``rounded``: steps in rungs are whole numbers."""
+    """Advance the moments and return the new weight; ``rounded``: base `rung` moves by whole code steps."""
     step, unit = _step(arm, p, g, state, h, factor), BASES[arm.base].unit
     if arm.match_rms:
         size = _rms(step * p if unit == "log" else step)
@@ -161,7 +162,7 @@ def _target(
 
 
 def _step(arm: Arm, p: Tensor, g: Tensor, state: State, h: Tensor, factor: Tensor | None) -> Tensor:
-    """Advance the moments and return the direction of the step, before the learning rate."""
+    """Advance the moments and return the step before the learning rate; the weight moves against it."""
     base, power = BASES[arm.base], factor if factor is None or arm.power == 1 else factor.square()
     if factor is not None and base.metric:
         g = factor.square() * g
@@ -203,9 +204,9 @@ def _adam(m: Tensor, v: Tensor, h: Tensor) -> Tensor:
 
 
 def _orthogonal(m: Tensor) -> Tensor:
-    """Return ``m`` (out, in) with singular values of about 1, scaled to the root mean square of AdamW's updates.
+    """Return ``m`` (out, in) with all singular values near 1, rescaled to RMS `MUON_RMS`, as AdamW's updates have.
 
-    Muon (Jordan et al. 2024) with the scale of Liu et al. 2025 (arXiv:2502.16982). In float32; theirs is in bfloat16.
+    Muon (Jordan et al. 2024) with the scale of Liu et al. 2025 (arXiv:2502.16982), in float32 instead of bfloat16.
     """
     a, b, c = MUON_COEFFICIENTS
     tall = m.shape[0] > m.shape[1]
@@ -217,14 +218,14 @@ def _orthogonal(m: Tensor) -> Tensor:
 
 
 def _transport(arm: Arm, p: Tensor, target: Tensor, state: State, h: Tensor, grid: GridTensors, factor: Tensor) -> None:
-    """Transport the first moment to ``target``, where it has the same number of rungs."""
+    """Transport the first moment from ``p`` to ``target`` in place: times ``S(target) / S(p)``."""
     first, there = state.get("momentum_buffer", state.get("exp_avg")), _factor(arm, p, h, grid, at=target)
     if first is not None and there is not None:
         first.copy_(first * (there / factor))
 
 
 def _moved_rungs(p: Tensor, step: Tensor, h: Tensor, grid: GridTensors, rounded: bool) -> Tensor:
-    """Return the weight after a step of at most ``max_rungs`` and the decay; ``rounded``: stochastically, to rungs."""
+    """Return ``p`` after ``step``, clipped to ``max_rungs``, and decay; ``rounded`` stochastically to code steps."""
     scale = _scale_of(_held(grid).max(), grid)
     u = coordinate(p * scale, grid.constants).round()
     wanted = (-h[LR] * step).clamp(-h[MAX_RUNGS], h[MAX_RUNGS])
@@ -244,22 +245,22 @@ def _random(t: Tensor, grid: GridTensors) -> Tensor:
 
 
 def _scale_of(amax: Tensor, grid: GridTensors) -> Tensor:
-    """Return the scale of weights that are kept on the grid, whose amax (0-d) is ``amax``."""
+    """Return the scale that ``amax`` (0-d) gives a weight stored on the grid."""
     kind = {name: grid.options[name] for name in ("scale_format", "scale_rounding") if name in grid.options}
     return scale_from_amax(amax, grid.constants, **kind)
 
 
 def _written_back(arm: Arm, p: Tensor, target: Tensor, grid: GridTensors) -> Tensor:
-    """Return ``target``, where a step moves ``p``, rounded to the quantization grid.
+    """Return ``target``, the new value of ``p``, rounded to the quantization grid.
 
-    A re-estimated scale is changed first where that is due.
+    With ``held_scale: reestimated`` the held amax first doubles or halves if needed. Rounding is as the arm says.
     """
     held = _held(grid)
     amax, present = held.max(), target.abs().amax()
     if arm.held_scale == "reestimated":
         amax = torch.where(present > amax * GROWS_ABOVE, 2 * amax, amax)
         amax = torch.where(present < amax * SHRINKS_BELOW, 0.5 * amax, amax)
-    amax = torch.where(amax > 0, amax, present)  # of weights that all began at zero
+    amax = torch.where(amax > 0, amax, present)  # all weights began at zero
     held.copy_(amax.expand_as(held))
     scale = _scale_of(amax, grid)
     nearest = round_to_grid(target * scale, grid.constants)
@@ -273,11 +274,11 @@ def _written_back(arm: Arm, p: Tensor, target: Tensor, grid: GridTensors) -> Ten
 
 
 def _feed_back(arm: Arm, target: Tensor, written: Tensor, state: State, h: Tensor, grid: GridTensors) -> None:
-    """Take the rounding error of ``target`` off the momentum (ECO, Nikdan et al. 2026, arXiv:2601.22101).
+    """Subtract the scaled rounding error from the momentum (ECO, Nikdan et al. 2026, arXiv:2601.22101).
 
-    Later steps move a weight by ``-rate (beta + beta^2 + ...) m``, with the ``rate`` of each element. So
-    ``w - rate beta / (1 - beta) m`` stays as it was without rounding if m loses ``(1 - beta) / (beta rate)`` times the
-    error. What exceeds the format's largest value is no error.
+    The momentum m moves a weight by ``-rate (beta + beta^2 + ...) m`` in later steps, with one ``rate`` per element.
+    Subtracting ``(1 - beta) / (beta rate)`` times ``target - written`` keeps ``w - rate beta / (1 - beta) m`` as it is
+    without rounding. Clipping at the format's largest value does not count as error.
     """
     top = grid.constants[MAX] / _scale_of(_held(grid).max(), grid)
     error = torch.maximum(torch.minimum(target, top), -top) - written
@@ -287,9 +288,9 @@ def _feed_back(arm: Arm, target: Tensor, written: Tensor, state: State, h: Tenso
         m, beta = state["exp_avg"], h[BETA1]
         rate = h[LR] * h[UNBIAS_LATER] / ((state["exp_avg_sq"] * h[UNBIAS2]).sqrt() + h[EPS])
     lost = error * (1 - beta) / (beta * rate)
-    m.copy_(m - torch.where(lost.isfinite(), lost, 0.0))  # at a rate of zero nothing comes back
+    m.copy_(m - torch.where(lost.isfinite(), lost, 0.0))  # a rate of zero: no feedback
 
 
 def _rms(t: Tensor) -> Tensor:
-    """Return the root mean square. Sums are in float64, since compiled ones in float32 are off by 1e-6."""
+    """Return the root mean square, 0-d float32. It sums in float64: compiled float32 sums are off by 1e-6."""
     return t.square().mean(dtype=torch.float64).sqrt().float()

@@ -1,8 +1,8 @@
-// A step of one weight tensor on a CPU: update.py in loops over chunks that fit into the first cache.
+// Steps one weight tensor on a CPU: the rules of update.py as loops over chunks that fit into the L1 cache.
 //
-// update.py defines what is computed. The loops agree with it to rounding, since they take sums in another order, which
-// depends on no number of threads. Each part of a rule is a loop over a chunk of its own. So the parts that a rule has
-// are chosen once per chunk, and the compiler vectorizes each.
+// update.py defines what is computed. The loops agree with update.py up to rounding, because they add in another order.
+// That order does not depend on the number of threads. Each part of a rule, such as the moments, is a loop of its own
+// over a chunk: the settings are tested once per chunk, and the compiler vectorizes each loop.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -37,7 +37,7 @@ struct StochasticRounder {
   }
 };
 
-// e^x to 2 ulp: Cephes' expf (S. L. Moshier). It is no call, so that loops over it are vectorized.
+// e^x to 2 ulp: Cephes' expf (S. L. Moshier). It is inlined, so the compiler vectorizes loops over it.
 float exponential(float x) {
   const float bounded = std::min(std::max(x, -87.0f), 88.0f);
   const float whole = std::floor(bounded * 1.44269504088896341f + 0.5f);
@@ -68,7 +68,7 @@ void direct_adam(const float* __restrict m, const float* __restrict v, float* __
   for (int64_t i = 0; i < n; ++i) step[i] = adam_direction(m[i], v[i], h);
 }
 
-// The second moment is of the squared length of the gradient under the metric.
+// v averages the squared length of the gradient under the metric.
 void direct_riemannian(float* __restrict m, float* __restrict v, const float* __restrict g,
                        const float* __restrict factor, float* __restrict step, int64_t n, const Numbers h) {
   const float rest1 = 1.0f - h.beta1, rest2 = 1.0f - h.beta2;
@@ -92,7 +92,7 @@ void direct_madam(const float* __restrict p, float* __restrict v, const float* _
 }
 
 // The moments of a chunk, in float32. If they are stored as codes, these are copies, and `store` encodes them. With
-// `apart` all are copies, so that a step can be tried out.
+// `apart` all moments are copies, and `t` does not change.
 struct Moments {
   float *m, *v, room_m[kChunk], room_v[kChunk];
 
@@ -115,7 +115,7 @@ struct Moments {
   }
 };
 
-// Advances the moments of a chunk and writes the direction of its step, before the learning rate.
+// Advances the moments of a chunk and writes the step before the learning rate.
 void direct(Arm arm, const Numbers& h, const Tensors& t, float* m, float* v, int64_t first, int64_t n,
             const float* factor, float* __restrict step) {
   const float* g = t.g + first;
@@ -163,7 +163,7 @@ void move_by_rungs(const Numbers h, float* __restrict p, const float* __restrict
   }
 }
 
-// Moves the weights of a chunk.
+// Moves the weights of a chunk by `step` times the learning rate, and decays them.
 void move(Arm arm, const Numbers h, float* __restrict p, const float* __restrict step, int64_t first, int64_t n,
           const Line line, const float held_scale, const Stream& stream) {
   switch (arm[setting::kUnit]) {
@@ -184,7 +184,7 @@ void move(Arm arm, const Numbers h, float* __restrict p, const float* __restrict
   }
 }
 
-// A step of one tensor.
+// A step of one tensor; `take` runs it.
 class Step {
  public:
   Step(Arm arm, const Numbers& h, const Tensors& t, int64_t n, const Grid& grid, float* held,
@@ -209,7 +209,7 @@ class Step {
   bool stored() const { return arm_[setting::kWeights] != weights::kMaster; }
   float scale() const { return scale_of(*held_, ScaleRule(arm_[setting::kScaleRule], grid_)); }
 
-  // Finds the scales of moments whose blocks are no parts of a chunk.
+  // Finds the scales of coded moments whose blocks do not divide a chunk, in a pass that changes nothing else.
   void measure() {
     over_chunks(n_, [&](int64_t, int64_t first, int64_t n) {
       float factor[kChunk], step[kChunk];
@@ -223,13 +223,13 @@ class Step {
     }
   }
 
-  // Advances the moments of a chunk and writes the direction, and the factor if there is a stiffness.
+  // Advances the moments of a chunk; writes the stiffness factor, if the arm has one, and the step.
   void direct_chunk(const Moments& moments, int64_t first, int64_t n, float* factor, float* step) const {
     if (stiffness_ != nullptr) (*stiffness_)(t_.p + first, first, n, factor);
     direct(arm_, h_, t_, moments.m, moments.v, first, n, stiffness_ != nullptr ? factor : nullptr, step);
   }
 
-  // The same, and advances AdamW's own moments beside them.
+  // As direct_chunk, and advances the reference moments (AdamW's, kept beside the arm's own).
   void advance(const Moments& moments, int64_t first, int64_t n, float* factor, float* step) const {
     if (t_.reference_m != nullptr) {
       advance_moments(t_.reference_m + first, t_.reference_v + first, t_.g + first, n, h_);
@@ -237,7 +237,7 @@ class Step {
     direct_chunk(moments, first, n, factor, step);
   }
 
-  // Finds the ratio that gives the step the size of AdamW's. It takes the directions of all chunks before a weight moves.
+  // Sets `ratio_`, RMS of AdamW's step over RMS of this step, and stores the steps of all chunks in `directions_`.
   void match() {
     directions_.reset(new float[n_]);
     std::vector<double> own((n_ + kChunk - 1) / kChunk), wanted(own.size());
@@ -260,7 +260,7 @@ class Step {
     ratio_ = is_finite(found) ? found : 1.0f;
   }
 
-  // Moves a chunk. Returns its largest weight if weights are stored on the grid, in the order of `largest`.
+  // Moves a chunk. Returns its amax, encoded as `largest` does, if weights are stored on the grid; else 0.
   uint32_t finish(int64_t first, int64_t n) const {
     float factor[kChunk], fresh[kChunk], *weight = t_.p + first, *step = fresh;
     if (directions_ == nullptr) {
@@ -274,7 +274,7 @@ class Step {
       for (int64_t i = 0; i < n; ++i) step[i] *= ratio_;
     }
     move(arm_, h_, weight, step, first, n, line_, held_scale_, stream_);
-    if (arm_[setting::kMetric] && t_.m != nullptr) {  // the first moment goes along: as many rungs as before
+    if (arm_[setting::kMetric] && t_.m != nullptr) {  // transports the first moment: as many code steps as before
       float there[kChunk], *__restrict m = t_.m + first;
       (*stiffness_)(weight, first, n, there);
       for (int64_t i = 0; i < n; ++i) m[i] *= there[i] / factor[i];
@@ -282,17 +282,17 @@ class Step {
     return stored() ? largest(weight, n) : 0u;
   }
 
-  // Rounds the weights, the largest of which is ``present``, to the quantization grid. Changes the grid's scale first
-  // where that is due.
+  // Rounds the weights to the quantization grid; `present` is their amax. With `held_scale: reestimated`, first doubles
+  // or halves the held amax if needed.
   void write_back(float present) {
     float amax = *held_;
     if (arm_[setting::kReestimated]) {
       if (present > amax * rule::kGrowsAbove) amax = 2.0f * amax;
       if (present < amax * rule::kShrinksBelow) amax = 0.5f * amax;
     }
-    if (!(amax > 0)) amax = present;  // of weights that all began at zero
+    if (!(amax > 0)) amax = present;  // all weights began at zero
     const bool by_rungs = arm_[setting::kUnit] == unit::kRungs;
-    if (by_rungs && amax == *held_ && present <= amax) return;  // whole rungs at the same scale
+    if (by_rungs && amax == *held_ && present <= amax) return;  // whole code steps at the same scale
     *held_ = amax;
     if (arm_[setting::kWeights] == weights::kStochastic && !by_rungs) {
       round_weights<true>(StochasticRounder(grid_));
@@ -327,8 +327,8 @@ class Step {
     }
   }
 
-  // Advances the moments of a chunk and adds the rounding error of `wanted` to the momentum: _feed_back of update.py.
-  // Until now the moments were copies.
+  // _feed_back of update.py: advances the moments of a chunk and subtracts the scaled rounding error of `wanted`.
+  // Earlier passes of this step advanced copies of the moments only.
   void feed_back(int64_t first, int64_t n, const float* __restrict wanted, const float top) const {
     Moments moments(t_, first, n);
     float step[kChunk];
@@ -340,7 +340,7 @@ class Step {
       const float error = std::max(std::min(wanted[i], top), -top) - written[i];
       const float rate = adam ? later / (std::sqrt(moments.v[i] * h_.unbias2) + h_.eps) : h_.lr;
       const float lost = error * kept / (beta * rate);
-      moments.m[i] -= is_finite(lost) ? lost : 0.0f;  // at a rate of zero nothing comes back
+      moments.m[i] -= is_finite(lost) ? lost : 0.0f;  // a rate of zero: no feedback
     }
     moments.store(t_, first, n, stream_);
   }
@@ -362,7 +362,7 @@ class Step {
 
 float* floats(Tensor& t) { return static_cast<float*>(t.mutable_data_ptr()); }
 
-// The float32 values, during a step, of a weight that is stored as codes.
+// The float32 values of a weight stored as codes, for the duration of a step.
 class Decoded {
  public:
   Decoded(const Tensor& codes, const Grid& grid, const float* held, int64_t scale_rule)
@@ -375,7 +375,7 @@ class Decoded {
   }
   float* values() { return values_.get(); }
 
-  // Encodes the values, at the scale that is held now.
+  // Encodes the values again, at the current held scale.
   void keep() const {
     const float scale = scale_of(*held_, rule_) * weight_grid::kAbove;
     over_chunks(n_, [&](int64_t, int64_t first, int64_t n) {
@@ -401,10 +401,10 @@ class Decoded {
   const std::unique_ptr<float[]> values_;
 };
 
-// Lists have the tensors that are there, and these orders. moments: m (or the momentum), v, AdamW's own m and v; scales:
-// scale and power of each moment that is stored as codes; codings: one of m and one of v, empty where it is not stored
-// so; held, known: the amax of the scale that a step sets, and the one that it takes; stiffness: constants, numbers,
-// shuffle.
+// Lists have only the tensors that exist, in these orders. moments: m (or the momentum), v, reference m and v. scales:
+// scale and power of each coded moment. codings: from state_codec.packed for m and v, an empty tensor if not coded.
+// held: the amax that the step sets. known: the amax that sets the scale for the stiffness. stiffness: constants,
+// numbers, shuffle.
 void coded_arm_step(Tensor p, Tensor g, std::vector<Tensor> moments, std::vector<Tensor> scales,
                     std::vector<Tensor> codings, Tensor settings, Tensor numbers, Tensor constants,
                     std::vector<Tensor> held, std::vector<Tensor> known, std::vector<Tensor> stiffness, int64_t seed,
@@ -453,7 +453,7 @@ void coded_arm_step(Tensor p, Tensor g, std::vector<Tensor> moments, std::vector
   if (decoded) decoded->keep();
 }
 
-// Of moments in float32.
+// coded_arm_step with float32 moments only.
 void arm_step(Tensor p, Tensor g, std::vector<Tensor> moments, Tensor settings, Tensor numbers, Tensor constants,
               std::vector<Tensor> held, std::vector<Tensor> known, std::vector<Tensor> stiffness, int64_t seed,
               int64_t tensor, int64_t step) {

@@ -1,8 +1,8 @@
-"""Loops in C++ for a step of an arm on a CPU: `update_cpu.cpp` does what `update` defines, in a half of the time.
+"""C++ loops for an optimizer step on a CPU: `update_cpu.cpp` computes what `update` defines, in half the time.
 
-The loops leave six things to the rules of `update`: weights with more than one scale, a stiffness of rows, a stiffness
-on a schedule, a first moment carried along a metric that is more than a function of each weight, selective rounding,
-and Muon's matrix products. Other devices, and machines without a C++ compiler, use the rules for everything.
+The loops do not take six things, which the rules of `update` compute: weights with more than one scale, the stiffness
+`row_rms`, a stiffness on a schedule, selective rounding, Muon's matrix products, and a metric whose stiffness depends
+on the whole tensor. Other devices, and machines without a C++ compiler, use the rules for everything.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ SOURCE = Path(__file__).with_name("update_cpu.cpp")
 DIRECTIONS = [*dict.fromkeys(base.direction for base in BASES.values())]
 UNITS = ("weight", "rungs", "log")
 WEIGHTS = ("master", "nearest", "stochastic")
-OF_THE_TENSOR = ("permuted", "profile", "rms")  # how stiff a weight is depends on the others
+OF_THE_TENSOR = ("permuted", "profile", "rms")  # formulas in which a weight's stiffness depends on other weights
 
 
 def _settings(arm: Arm, names: Sequence[str], rule: int) -> dict[str, int]:
-    """Return what `update_cpu.cpp` reads of an arm whose state is ``names``, in the order in which it is passed."""
+    """Return the settings for `update_cpu.cpp`, in their order; ``names``: state tensors; ``rule``: of the scale."""
     base = BASES[arm.base]
     return {
         "direction": DIRECTIONS.index(base.direction),
@@ -69,7 +69,7 @@ DEFINITIONS = "".join([
     ),
 ])  # fmt: skip
 
-# Lists hold the tensors that there are: in Python as in C++, an arm without a stiffness passes an empty one.
+# A list argument is empty if the arm has no such tensors: without a stiffness, ``stiffness`` is [].
 _REST = (
     "Tensor settings, Tensor numbers, Tensor constants, Tensor(c!)[] held, Tensor[] known, Tensor[] stiffness, "
     "int seed, int tensor, int step) -> ()"
@@ -84,7 +84,7 @@ torch.library.define(
 @torch.library.register_fake("altgrad::arm_step")
 @torch.library.register_fake("altgrad::coded_arm_step")
 def _traced(*arguments: object) -> None:
-    """Both operators return nothing."""
+    """Do nothing when traced: both operators return nothing."""
 
 
 arm_step = torch.ops.altgrad.arm_step.default
@@ -92,12 +92,12 @@ coded_arm_step = torch.ops.altgrad.coded_arm_step.default
 
 
 def takes(p: Tensor) -> bool:
-    """Whether the loops can step a weight like ``p``, if its arm is one of theirs."""
+    """Whether device, dtype and layout of ``p`` suit the loops: a CPU, float32, contiguous."""
     return p.device.type == "cpu" and p.dtype == torch.float32 and p.is_contiguous()
 
 
 def available(arm: Arm, p: Tensor, grid: WeightGrid | None) -> bool:
-    """Whether the loops can step ``p`` (out, in) by ``arm``; ``grid`` is None for an arm that looks at none."""
+    """Whether the loops can step ``p`` (out, in) by ``arm``; ``grid``: its quantization grid, or None."""
     one_scale = grid is None or grid.options.get("granularity", "tensor") == "tensor"
     of_the_tensor = arm.stiffness in OF_THE_TENSOR and BASES[arm.base].metric
     taken = takes(p) and one_scale and arm.stiffness != "row_rms" and not of_the_tensor and arm.schedule == "constant"
@@ -106,18 +106,18 @@ def available(arm: Arm, p: Tensor, grid: WeightGrid | None) -> bool:
 
 
 class Loops:
-    """The loops for one weight.
+    """The C++ loops, set up for one weight.
 
     Args:
-        arm: its settings.
-        names: of the tensors of its state, from `update.state_names`.
+        arm: the optimizer settings.
+        names: names of the weight's state tensors, from `update.state_names`.
         grid: the weight's quantization grid.
-        stiff: its stiffness, if the arm has one.
-        order: the shuffle of the stiffness `permuted`.
-        codings: how moments are stored as codes, by name.
+        stiff: the weight's stiffness; None if the arm has none.
+        order: the shuffle of the stiffness `permuted`, else None.
+        codings: the coding of each moment stored as codes, by name.
 
     Attributes:
-        reads_codes: whether `step` takes the codes; else it takes float32 moments.
+        reads_codes: `step` takes moments as codes if true, as float32 if false.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Loops:
     ) -> None:  # fmt: skip
         codings = codings or {}
         taken = not BASES[arm.base].metric and all(map(state_codec.takes, codings.values()))
-        # What feedback takes of a momentum is known only when a pass over the weights has ended.
+        # Error feedback changes the momentum after its scales are measured, so both do not go together.
         taken = taken and not (arm.feedback and any(map(state_codec.measures, codings.values())))
         self.reads_codes = bool(codings) and taken
         self._names, self._nothing = names, grid.constants[:0]
@@ -147,15 +147,15 @@ class Loops:
         self, p: Tensor, g: Tensor, state: State, numbers: Tensor, stream: tuple[int, int, int],
         remembered: Tensor | None,
     ) -> None:  # fmt: skip
-        """Do to ``p``, its state and its held amax what a rule of `update` does.
+        """Update ``p``, its state and its held amax in place, as a rule of `update` does.
 
         Args:
-            p: float32, or the codes (uint8) of a weight on its quantization grid, from `WeightGrid.to_stored`.
+            p: the weight in float32, or its uint8 codes from `WeightGrid.to_stored`.
             g: the gradient.
-            state: tensors by name; with ``reads_codes`` codes, scales and powers.
-            numbers: of the step, from `step_numbers`.
-            stream: seed, tensor and step of the random numbers, as `random.uniform` takes them.
-            remembered: the amax (0-d float32) that sets the scale, None where it is that of ``p``.
+            state: state tensors by name; if ``reads_codes``, also codes, scales and powers.
+            numbers: the step's hyperparameters, from `step_numbers`.
+            stream: seed, parameter number and step for the random numbers, as `random.uniform` takes them.
+            remembered: the amax (0-d float32) that sets the scale; None means the current amax of ``p``.
         """
         known = remembered if self._sets_scale is None else self._sets_scale
         moments, codes = [state[name] for name in self._names], []

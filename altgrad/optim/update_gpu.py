@@ -1,9 +1,9 @@
-"""Steps on a GPU of AdamW and SGD with a spacing-scaled update, for all weights of a group: `update_gpu_kernels`.
+"""Steps all weights of a group at once on a GPU, by the kernels of `update_gpu_kernels`.
 
-The compiled rule is called for each weight. Its guards and launches take the CPU longer than the GPU needs for a weight
-of a few million elements. Here a group takes two to six launches in all. The rules keep the rest: weights that are kept
-on their grid or sharded, moments in codes, a stiffness that needs more of the tensor than its amax, rungs, metrics and
-Muon.
+The kernels take AdamW and SGD with a spacing-scaled update. A compiled rule is called per weight, and its guards and
+launches take the CPU longer than the GPU needs for a few million elements. The kernels take two to six launches per
+group. The rules of `update` step the rest: weights stored on their grid or sharded, moments in codes, base `rung`,
+metrics, Muon, and a stiffness that needs more than the tensor's amax.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LENGTH = 4096  # elements of a chunk
 
 
 def available(arm: Arm, p: Tensor, grid: WeightGrid, names: Sequence[str]) -> bool:
-    """Whether the kernels step ``p`` by ``arm``, with the moments ``names``."""
+    """Whether the kernels can step ``p`` by ``arm``; ``names``: names of its state tensors, from `state_names`."""
     base, one_scale = BASES[arm.base], grid.options.get("granularity", "tensor") == "tensor"
     known = base.direction in ("adam", "momentum") and base.unit == "weight" and not base.metric
     of_adam = "reference_avg" not in names and (base.direction == "adam" or not arm.match_rms)
@@ -40,7 +40,7 @@ def available(arm: Arm, p: Tensor, grid: WeightGrid, names: Sequence[str]) -> bo
 
 
 class Waiting(NamedTuple):
-    """A step that waits for those of the group's other weights; the arguments of a rule of `update`."""
+    """A queued step of one weight: the arm and the arguments of its rule in `update`."""
 
     arm: Arm
     grid: update.GridTensors
@@ -51,19 +51,19 @@ class Waiting(NamedTuple):
 
     @property
     def rule(self) -> int:
-        """The rule of the scale."""
+        """The number of the scale rule, from `scale_rule`; steps with one number are launched together."""
         options = self.grid.options
         return scale_rule(options.get("scale_format", "float32"), options.get("scale_rounding", "rceil"))
 
     @property
     def moments(self) -> tuple[Tensor, Tensor]:
-        """The two moments; the weight stands for one that the arm lacks."""
+        """The first and second moment; the weight is a placeholder for a moment that the arm lacks."""
         first = self.state.get("momentum_buffer", self.state.get("exp_avg", self.p))
         return first, self.state.get("exp_avg_sq", self.p)
 
 
 class Kernels:
-    """The kernels for one weight, in place of `update_cpu.Loops`: a step waits in ``queue`` until `run`."""
+    """The GPU counterpart of `update_cpu.Loops` for one weight: `step` only appends to ``queue``; `run` computes."""
 
     reads_codes = False
 
@@ -76,13 +76,13 @@ class Kernels:
         self, p: Tensor, g: Tensor, state: update.State, numbers: Tensor, stream: tuple[int, int, int],
         remembered: Tensor | None,
     ) -> None:  # fmt: skip
-        """Let the next `run` take the step; arguments as in `update_cpu.Loops.step`."""
+        """Queue a step for the next `run`; arguments as in `update_cpu.Loops.step`."""
         grid = self._grid._replace(remembered=remembered)
         self._queue.append(Waiting(self._arm, grid, p, g.float().contiguous(), state, numbers))
 
 
 def run(queue: list[Waiting]) -> None:
-    """Take the steps that wait in ``queue``, and leave it empty."""
+    """Take all steps in ``queue``, together per device and scale rule, and empty the queue."""
     together: dict[tuple[torch.device, int], list[Waiting]] = {}
     for each in queue:
         together.setdefault((each.p.device, each.rule), []).append(each)
@@ -133,5 +133,5 @@ def _launch(steps: Sequence[Waiting]) -> None:
 
 @lru_cache(maxsize=8)
 def _tensor_of(counts: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the tensor that each chunk is of, int32; ``counts``: chunks of each tensor."""
+    """Return each chunk's tensor index, (chunks,) int32; ``counts``: number of chunks of each tensor."""
     return torch.arange(len(counts), dtype=torch.int32).repeat_interleave(torch.tensor(counts)).to(device)

@@ -1,7 +1,8 @@
-"""The steps of `update` that `update_gpu` takes, in Triton: a launch for all weights of a group.
+"""Triton kernels of `update_gpu`: one launch steps all weights of a group.
 
-A row of ``table`` has the addresses of a tensor, and a program a chunk of one of them. Operations are those of
-`update`, in its order and rounded as there; but sums over a tensor are of its chunks', in float64.
+``table`` (weights, `WIDTH`) int64 has a row per weight: the addresses of its tensors, its size and its first chunk. A
+program handles one chunk, and ``of_chunk`` has each chunk's row. Operations, their order and rounding are those of
+`update`, but a sum over a tensor adds up chunk sums in float64.
 """
 
 from importlib import import_module
@@ -19,25 +20,25 @@ BETA1, BETA2 = tl.constexpr(update.BETA1), tl.constexpr(update.BETA2)
 UNBIAS1, UNBIAS2 = tl.constexpr(update.UNBIAS1), tl.constexpr(update.UNBIAS2)
 PER_RANGE = tl.constexpr(import_module("altgrad.optim.stiffness").PER_RANGE)  # the function of this name hides it
 
-# Columns of the table, as `update_gpu` fills it: addresses of float32 tensors, elements, and the tensor's first chunk.
+# Columns of the table, filled by `update_gpu`: addresses of float32 tensors, number of elements, first chunk.
 WEIGHT, GRADIENT, FIRST, SECOND, NUMBERS, GRID, STIFF, RANGE, KNOWN, SIZE, CHUNK, WIDTH = map(tl.constexpr, range(12))
 
 
 @triton.jit
 def address(row, COLUMN: tl.constexpr):
-    """The float32 tensor that a row has there."""
+    """Return the pointer in a column of ``row``, to a float32 tensor."""
     return tl.load(row + COLUMN).to(tl.pointer_type(tl.float32))
 
 
 @triton.jit
 def places(row, LENGTH: tl.constexpr):
-    """Where in its tensor this program's elements are."""
+    """Return the indices of this program's elements in their tensor, (LENGTH,)."""
     return (tl.program_id(0) - tl.load(row + CHUNK)) * LENGTH + tl.arange(0, LENGTH)
 
 
 @triton.jit
 def remembered(row, FORMULA: tl.constexpr):
-    """The amax that sets the scale, 0 for the weight's own."""
+    """Return the remembered amax that sets the scale; 0 means the weight's current amax."""
     found = 0.0
     if FORMULA != "foreign":
         found = tl.load(address(row, KNOWN), mask=tl.load(row + KNOWN) != 0, other=0.0)
@@ -46,7 +47,7 @@ def remembered(row, FORMULA: tl.constexpr):
 
 @triton.jit
 def find_largest(table, of_chunk, found, FORMULA: tl.constexpr, LENGTH: tl.constexpr):
-    """Raise ``found``, int32, to the bits of each weight's largest magnitude, where its scale is not known."""
+    """Write each weight's amax, as int32 bits, into ``found`` (weights,); weights with a remembered amax keep 0."""
     tensor = tl.load(of_chunk + tl.program_id(0))
     row = table + tensor * WIDTH
     at, size = places(row, LENGTH), tl.where(remembered(row, FORMULA) > 0, 0, tl.load(row + SIZE))
@@ -56,7 +57,7 @@ def find_largest(table, of_chunk, found, FORMULA: tl.constexpr, LENGTH: tl.const
 
 @triton.jit
 def add_up(table, sums, chunks, means, tensors, TERMS: tl.constexpr, LENGTH: tl.constexpr):
-    """Write the root mean squares (terms, tensors), float32, of a tensor whose chunks have ``sums`` (terms, chunks)."""
+    """Write root mean squares into ``means`` (terms, tensors), from the sums of squares ``sums`` (terms, chunks)."""
     tensor = tl.program_id(0)
     row = table + tensor * WIDTH
     first, size = tl.load(row + CHUNK), tl.load(row + SIZE)
@@ -71,7 +72,7 @@ def add_up(table, sums, chunks, means, tensors, TERMS: tl.constexpr, LENGTH: tl.
 
 @triton.jit
 def stiffness(row, weights, largest, FORMULA: tl.constexpr, RULE: tl.constexpr):
-    """`evaluate` of the formulas that look at a weight and its tensor's scale."""
+    """Return the stiffness of ``weights`` for the formulas ulp, range and foreign, as `evaluate` of `stiffness`."""
     stiff, own = address(row, STIFF), address(row, GRID)
     if FORMULA == "foreign":
         scale = scale_of(largest, tl.load(stiff + TARGET).to(tl.float64), stiff, FLOAT32)
@@ -93,10 +94,10 @@ def step(
     PHASE: tl.constexpr, ADAM: tl.constexpr, FORMULA: tl.constexpr, RULE: tl.constexpr, ON_GRADIENT: tl.constexpr,
     POWER: tl.constexpr, RMS: tl.constexpr, MOMENTUM_KEPT: tl.constexpr, MATCH: tl.constexpr, LENGTH: tl.constexpr,
 ):  # fmt: skip
-    """Take a step of all weights; or only find sums of squares of it, ``sums`` (terms, chunks).
+    """Take a step of all weights, or only write sums of squares into ``sums`` (terms, chunks).
 
-    PHASE: ``spacings``, the sum of the stiffness; ``sizes``, those of the step and of AdamW's direction; or ``step``,
-    which alone changes anything. ``means`` and ``means_of_steps`` (2, tensors) are what `add_up` made of these.
+    PHASE ``spacings`` sums the squared stiffness, and ``sizes`` the squared step and AdamW direction. Only ``step``
+    changes weights and moments. ``means`` and ``means_of_steps`` (2, tensors) are the results of `add_up` for the two.
     """
     chunk = tl.program_id(0)
     tensor = tl.load(of_chunk + chunk)

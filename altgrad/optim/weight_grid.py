@@ -1,10 +1,10 @@
-"""The quantization grid of a weight: its format, its scale, and the values that the weight is rounded to.
+"""The quantization grid of a weight: the values that its format represents at its scale.
 
-A forward pass rounds a master weight to its grid. An arm with ``weights: quantized`` keeps the weight there.
+A forward pass rounds a master weight to its grid. An arm with ``weights: quantized`` stores the weight on its grid.
 
-In an unquantized control (``virtual.E3M4``) no product uses the format, and the optimizer sees the same code steps,
-scales and stiffness as in the format. Stored weights of such a control lie on a grid 256 times finer, so that the
-format's rounding adds nothing. Products in bf16 round such a weight as they round a float32 one, to 8 significant bits.
+In an unquantized control (``virtual.E3M4``) no product uses the format, but the optimizer sees the format's code steps,
+scales and stiffness. Stored weights of a control lie on a grid 256 times finer, so that the format's rounding has no
+effect. Products in bf16 round these weights to 8 significant bits, like float32 weights.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from altgrad.numerics import (
 )
 from altgrad.numerics.constants import MAX
 
-HELD = "held_amax"  # the name of a held amax, as a layer's buffer and in an optimizer's state
-REFINEMENT = 256  # of a control's grid: 8 more bits, so that 8-bit formats take 16
-# A weight times its scale is a value of the format up to rounding, and `encode_operand` cuts off. With this factor,
-# which adds less than a spacing of a byte's codes, the product is never below the value.
+HELD = "held_amax"  # name of a held amax as a layer's buffer and in an optimizer's state
+REFINEMENT = 256  # grid steps per code step in a control: 8 more bits, so 8-bit formats take 16
+# A stored weight times its scale is a value of the format up to float32 rounding, and `encode_operand` truncates. This
+# factor keeps the product at or above that value; it adds less than the spacing of 8-bit formats.
 ABOVE = 1 + 2.0**-12
 
 
@@ -48,16 +48,18 @@ def _nothing() -> None:
 
 @dataclass(frozen=True, eq=False)
 class WeightGrid:
-    """A weight's format, and how its scale is found.
+    """The quantization grid of one weight: its format and the settings of its scale.
 
     Attributes:
-        format: the weight's format, whose code steps and stiffness its arm sees.
+        format: the weight's format; the optimizer uses its code steps and stiffness.
         options: ``granularity``, ``block``, ``scale_format`` and ``scale_rounding`` of `operand_scale`, and ``dim``
             for a weight that is stored as (in, out).
-        remembered: returns the amax (0-d float32) that sets the scale, or None where it is the weight's current one.
-        held: that amax as a buffer of one element, set by an optimizer that keeps weights on the grid; else None.
-        device: of the weight.
-        refinement: steps of the grid per code step of the format: a power of two, above 1 only in a control.
+        remembered: a function that returns the amax (0-d float32) that sets the scale in the current step. If it
+            returns None, or 0 before the first step, the weight's current amax sets the scale.
+        held: a one-element buffer with the scale's amax, set by the optimizer if weights are stored on the grid;
+            else None.
+        device: the weight's device.
+        refinement: grid steps per code step of the format: a power of two, above 1 only in a control.
     """
 
     format: Format
@@ -66,7 +68,7 @@ class WeightGrid:
     held: Tensor | None = None
     device: torch.device | None = None
     refinement: int = 1
-    constants: Tensor = field(init=False)  # of the grid, from `refined_constants`
+    constants: Tensor = field(init=False)  # the grid's constants, from `refined_constants`
 
     def __post_init__(self) -> None:
         scale_format = self.options.get("scale_format", "float32")
@@ -74,43 +76,43 @@ class WeightGrid:
         object.__setattr__(self, "constants", constants)
 
     def scale(self, weight: Tensor) -> Tensor:
-        """Return what the forward product multiplies ``weight`` with: float32, broadcastable."""
+        """Return the scale, float32, broadcastable: the forward product rounds ``weight * scale``."""
         return operand_scale(weight, self.constants, self.remembered(), **self.options)
 
     def on_grid(self, weight: Tensor) -> Tensor:
-        """Return the nearest weights on the quantization grid, float32."""
+        """Return ``weight`` rounded to the nearest values on the grid, float32."""
         scale = self.scale(weight)
         return round_to_grid(weight * scale, self.constants) / scale
 
     def spacing(self, weight: Tensor) -> Tensor:
-        """Return the spacing of the format at each weight, in the weight's own unit: float32."""
+        """Return the distance between the format's values around each weight, in the weight's unit, float32."""
         scale = self.scale(weight)
         magnitude = torch.minimum((weight * scale).abs(), self.constants[MAX])
         return grid_spacing(magnitude, self.constants) * self.refinement / scale
 
     def encode(self, weight: Tensor) -> Tensor:
-        """Return the code of each weight, its shape: uint8 if a code has at most 8 bits, else int16."""
+        """Return the code of each weight, with its shape: uint8 for codes of at most 8 bits, else int16."""
         return encode(weight.detach() * self.scale(weight), refined_format(self.format, self.refinement))
 
     def decode(self, codes: Tensor, weight: Tensor) -> Tensor:
-        """Return the weights that `encode` took, bit for bit; the scale is that of a buffer, not of ``weight``."""
+        """Return the weights that `encode` encoded, bit for bit. ``weight`` sets the scale if no amax is remembered."""
         return decode(codes, refined_format(self.format, self.refinement)) / self.scale(weight)
 
     def to_stored(self, weight: Tensor) -> Tensor:
-        """Return the codes of a weight on the grid, its shape. The held amax sets the scale."""
+        """Return the codes of ``weight``, which lies on the grid, with its shape. The held amax sets the scale."""
         if self.has_bytes:
             return encode_operand(weight * (self.scale(self._no_weight()) * ABOVE), self.constants)
         return self.encode(weight)
 
     def from_stored(self, codes: Tensor) -> Tensor:
-        """Return the weight that `to_stored` took, float32, bit for bit."""
+        """Return the weight of ``codes`` from `to_stored`, float32, bit for bit."""
         if self.has_bytes:
             return decode_operand(codes, self.constants, torch.float32).div_(self.scale(self._no_weight()))
         return self.decode(codes, self._no_weight())
 
     @property
     def has_bytes(self) -> bool:
-        """Whether `to_stored` returns the codes of `encode_operand`, which the CPU's loops read."""
+        """Whether `to_stored` returns uint8 codes of `encode_operand`, as the C++ loops read them."""
         return self.refinement == 1 and self.format.bits <= 8
 
     def _no_weight(self) -> Tensor:
@@ -118,17 +120,17 @@ class WeightGrid:
 
 
 def weight_grids(model: nn.Module, *, on_grid: bool) -> dict[nn.Parameter, WeightGrid]:
-    """Return the quantization grid of each quantized weight of ``model``, in the order of the layers.
+    """Return the quantization grid of each quantized weight of ``model``, in layer order.
 
-    Controls count as quantized. A weight that an embedding shares is left out.
+    Controls count as quantized. Weights shared with an embedding are left out.
 
     Args:
-        model: after `quantize_model`.
-        on_grid: the optimizer keeps weights on their grids. The layers then take their scales from ``held`` of what is
-            returned, which the optimizer sets.
+        model: the model, after `quantize_model`.
+        on_grid: whether the optimizer stores weights on their grids. If true, each grid has a ``held`` amax, which the
+            optimizer sets and the layer takes its scale from.
 
     Raises:
-        ValueError: ``on_grid``, and a layer cannot keep its weight on a grid.
+        ValueError: ``on_grid`` is true and a layer cannot store its weight on a grid.
     """
     embedded = embedded_weights(model)
     grids = {}
@@ -166,7 +168,7 @@ def _virtual_grid(
     held = torch.zeros(1, dtype=torch.float32, device=device)
     layer.register_buffer(HELD, held, persistent=False)
     try:
-        first: Any = partial(getitem, held, 0)  # a copy or pickle of it takes its buffer along
+        first: Any = partial(getitem, held, 0)  # a partial, so that a copy or pickle takes its buffer along
         return WeightGrid(fmt, options, remembered=first, held=held, device=device, refinement=REFINEMENT)
     except ValueError as error:
         raise ValueError(

@@ -1,1 +1,1 @@
-"""The largest stable learning rate of a format and an optimizer, by bisection over cells of the pipeline."""
+"""Finds the largest stable learning rate of each format and optimizer by bisection over training runs."""

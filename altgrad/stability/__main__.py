@@ -1,4 +1,4 @@
-"""Find the largest stable learning rate of each format and optimizer, by bisection, and what happens beyond it."""
+"""Find by bisection the largest stable learning rate of each format and optimizer, and what happens beyond it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Edges = Mapping[tuple[str, str, str], Edge]  # by variant, format and optimizer
 
 
 def main(arguments: list[str]) -> None:
-    """Search, and write the table and the figure."""
+    """Run the search for each variant of the settings; write STABILITY.md, results.csv and the figure."""
     parser = argparse.ArgumentParser(prog=called("stability"), description=__doc__)
     parser.add_argument("--jobs", type=int, metavar="N", help="training runs at a time; default: what is fastest here")
     parser.add_argument(
@@ -76,7 +76,7 @@ def main(arguments: list[str]) -> None:
 
 
 def search(params: Params, ladder: Ladder, within: float, jobs: int | None) -> pd.DataFrame:
-    """Search with the settings of params.yaml; return a row per run."""
+    """Search with the settings ``params``, ``jobs`` runs at a time (None: the fastest number); return a row per run."""
     from altgrad.execution import cells, local
 
     pool, grid = local.LocalPool(jobs, *params.cell_takes), params.grid
@@ -107,7 +107,7 @@ def _ladder(low: int, high: int) -> Ladder:
 
 
 def _variants(vary: Sequence[str]) -> list[list[str]]:
-    """Return the settings of each search: every combination of the values that are varied."""
+    """Return a list of settings per search, such as ``["train.warmup=0"]``: each combination of the values to vary."""
     axes = []
     for setting in vary:
         name, _, values = setting.partition("=")
@@ -119,7 +119,7 @@ def _variants(vary: Sequence[str]) -> list[list[str]]:
 
 @contextmanager
 def _restored(path: Path) -> Iterator[None]:
-    """Restore the content of ``path`` at the end."""
+    """Restore the text of the file ``path`` when the block ends, also after an error."""
     text = path.read_text(encoding="utf-8")
     try:
         yield
@@ -131,12 +131,12 @@ def write(rows: pd.DataFrame, ladder: Ladder, within: float, folder: Path, comma
     """Write ``results.csv``, ``STABILITY.md`` and the figure into ``folder``.
 
     Args:
-        rows: of all runs.
-        ladder: the rates.
-        within: how far above the run at its own rate a stable run may end, in nats per token.
-        folder: where.
-        command: that made the rows.
-        trained: what was trained, in a sentence.
+        rows: a row per run, from `search`, with the column ``variant``.
+        ladder: the learning rates that the search could try.
+        within: the loss, in nats per token, by which a stable run may end above the run at the optimizer's own rate.
+        folder: the folder to write into.
+        command: the command line that made the rows, shown on the page.
+        trained: a sentence on what was trained, shown on the page.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "results.csv") as path:
@@ -164,7 +164,7 @@ def write(rows: pd.DataFrame, ladder: Ladder, within: float, folder: Path, comma
 
 
 def draw_stability(edges: Edges, ladder: Ladder, folder: Path) -> None:
-    """Draw the edge of each format and optimizer, a panel per variant, as ``folder/stability``."""
+    """Draw the edges, a panel per variant and a line per format and optimizer; save them as ``folder/stability``."""
     variants, entries, arms = (list(dict.fromkeys(key[i] for key in edges)) for i in range(3))
     rows = list(itertools.product(entries, arms))
     with drawing():
@@ -190,7 +190,7 @@ def draw_stability(edges: Edges, ladder: Ladder, folder: Path) -> None:
 
 
 def table_of(rows: pd.DataFrame, edges: Edges, ladder: Ladder, note: str) -> Table:
-    """Return the table of edges: a row per variant, format and optimizer."""
+    """Return the table of edges, with a row per variant, format and optimizer, and ``note`` below it."""
     varied = any(variant for variant, *_ in edges)
     lines = []
     for (variant, entry, arm), edge in edges.items():
@@ -216,7 +216,7 @@ def _rate(edge: Edge, ladder: Ladder) -> str:
 
 
 def _what_happens(beyond: pd.DataFrame) -> str:
-    """Return how the runs of the lowest unstable rung end."""
+    """Return how the unstable runs ``beyond`` the edge end, such as ``"diverges (saturation)"``; "–" if none."""
     if beyond.empty:
         return "–"
     ends = Counter(

@@ -1,4 +1,4 @@
-"""Bisection over a ladder of learning rates: which rung to try next, and between which rungs stability ends."""
+"""Bisection over a ladder of learning rates: picks the rate to try next and finds where stability ends."""
 
 from __future__ import annotations
 
@@ -17,29 +17,28 @@ Pair = tuple[str, str]  # grid entry and optimizer
 
 @dataclass(frozen=True)
 class Ladder:
-    """Learning rates ``factor ** rung`` times the optimizer's own, for rungs from ``low`` to ``high``, 0 included."""
+    """Multiples ``factor ** rung`` of the optimizer's own rate, for rungs from ``low`` (<= 0) to ``high`` (>= 0)."""
 
     low: int
     high: int
     factor: float = 2.0
 
     def scale(self, rung: int) -> int | float:
-        """Return the multiple of the optimizer's rate at ``rung``; an int where it is whole."""
+        """Return the multiple of the optimizer's rate at ``rung``, such as 4 or 0.25; whole numbers are ints."""
         scale = self.factor**rung
         return int(scale) if scale == int(scale) else scale
 
     @property
     def scales(self) -> list[int | float]:
-        """The multiple at each rung."""
+        """The multiples of all rungs, from ``low`` to ``high``."""
         return [self.scale(rung) for rung in range(self.low, self.high + 1)]
 
 
 @dataclass(frozen=True)
 class Edge:
-    """Where stability ends: between two neighbouring rungs, or beyond an end of the ladder.
+    """The two rungs between which stability ends, neighbours once a search is over.
 
-    ``stable`` is the highest rung found stable, ``unstable`` the lowest one above it found unstable; ``None`` where
-    the ladder ended before.
+    ``unstable`` is the lowest rung found unstable, ``stable`` the highest stable rung below it. Either may be ``None``.
     """
 
     stable: int | None
@@ -47,11 +46,11 @@ class Edge:
 
 
 def next_rung(known: Mapping[int, bool], ladder: Ladder) -> int | None:
-    """Return the rung to try next, ``None`` once the edge is known; ``known`` says which rungs were stable.
+    """Return the rung to try next, ``None`` once the edge is known; ``known`` maps each tried rung to its stability.
 
-    The optimizer's own rate comes first, then the end of the ladder on the side of the edge, then the middle between
-    the highest stable rung and the lowest unstable one. That takes ``2 + log2(rungs)`` tries if stability ends once; a
-    run that is stable again further up is not found.
+    Rung 0 comes first: the optimizer's own rate. Then comes the top of the ladder if rung 0 is stable, else the bottom.
+    Then comes the middle between the highest stable and the lowest unstable rung. The search takes about
+    ``2 + log2(rungs)`` tries. It assumes that stability ends once, and misses rates that are stable again further up.
     """
     if 0 not in known:
         return 0
@@ -65,7 +64,7 @@ def next_rung(known: Mapping[int, bool], ladder: Ladder) -> int | None:
 
 
 def edge_of(known: Mapping[int, bool]) -> Edge:
-    """Return the lowest unstable rung of ``known`` and the highest stable one below it."""
+    """Return the edge among the tried rungs; ``known`` maps each rung to whether it is stable."""
     unstable = min((rung for rung, stable in known.items() if not stable), default=None)
     below = [rung for rung, stable in known.items() if stable and (unstable is None or rung < unstable)]
     return Edge(max(below, default=None), unstable)
@@ -73,11 +72,12 @@ def edge_of(known: Mapping[int, bool]) -> Edge:
 
 @dataclass
 class Search:
-    """The search for the edge of every grid entry and optimizer, under one set of settings.
+    """The search for the edge of each format (grid entry) and optimizer, under one set of settings.
 
-    A rung is stable if the runs of all seeds are. A run is stable if it completes and ends at most ``within`` nats per
-    token above the run of the same entry, optimizer and seed at the optimizer's own rate, so that the cost of a format
-    is no instability. If that run did not complete, completing is enough.
+    A rung is stable if the runs of all ``seeds`` are stable. A run is stable if it completes with a validation loss at
+    most ``within`` nats per token above its reference. The reference is the run of the same entry, optimizer and seed
+    at the optimizer's own rate, so a format's cost does not count as instability. If the reference did not complete,
+    completing is enough. ``known`` has the stability of each rung tried, by entry and optimizer.
     """
 
     entries: Sequence[str]
@@ -88,7 +88,7 @@ class Search:
     known: dict[Pair, dict[int, bool]] = field(default_factory=dict)
 
     def needed(self) -> dict[str, tuple[Pair, int]]:
-        """Return the cells to run next, each with the pair and rung it is for; none once every edge is known."""
+        """Return ``{cell key: (pair, rung)}`` of the runs to do next; ``{}`` once every edge is known."""
         needed: dict[str, tuple[Pair, int]] = {}
         for pair in itertools.product(self.entries, self.arms):
             rung = next_rung(self.known.get(pair, {}), self.ladder)
@@ -97,11 +97,11 @@ class Search:
         return needed
 
     def cells(self, pair: Pair, rung: int) -> list[str]:
-        """Return the keys of a rung's cells, one per seed."""
+        """Return the cell keys of the runs at ``rung``, one per seed."""
         return [cell_key(*pair, seed, self.ladder.scale(rung)) for seed in self.seeds]
 
     def judge(self, runs: Path) -> None:
-        """Judge the needed rungs of which all cells are in ``runs``."""
+        """Record in ``known`` whether each needed rung is stable, once the runs of all its seeds are in ``runs``."""
         for pair, rung in dict.fromkeys(self.needed().values()):
             of_rung = [metrics for key in self.cells(pair, rung) if (metrics := metrics_of(runs, key))]
             if len(of_rung) == len(self.seeds):
@@ -109,14 +109,14 @@ class Search:
                 self.known.setdefault(pair, {})[rung] = all(stable)
 
     def is_stable(self, metrics: Mapping[str, Any], runs: Path) -> bool:
-        """Whether a run is stable, by its metrics.json."""
+        """Whether the run with these ``metrics`` (metrics.json) is stable; its reference run is read from ``runs``."""
         own = metrics_of(runs, cell_key(metrics["format"], metrics["optimizer"], metrics["seed"], 1))
         if metrics["outcome"] != COMPLETED:
             return False
         return own is None or own["outcome"] != COMPLETED or metrics["val_loss"] <= own["val_loss"] + self.within
 
     def rows(self, runs: Path) -> list[dict[str, Any]]:
-        """Return a row for each run that was tried: its identity, its outcome, and whether it is stable."""
+        """Return a row per run of the tried rungs: format, optimizer, seed, rate, outcome, loss and ``stable``."""
         names = ("outcome", "outcome_step", "signature", "val_loss")
         return [
             {"format": pair[0], "optimizer": pair[1], "seed": metrics["seed"], "lr_scale": self.ladder.scale(rung),
@@ -129,6 +129,6 @@ class Search:
 
 
 def metrics_of(runs: Path, key: str) -> dict[str, Any] | None:
-    """Return the metrics.json of a cell, ``None`` while it has not run."""
+    """Return the content of a cell's metrics.json, ``None`` if the cell has not run yet."""
     path = runs / key / "metrics.json"
     return read_json(path) if path.exists() else None
