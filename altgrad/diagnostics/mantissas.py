@@ -60,7 +60,7 @@ def _rows(cell: Cell, run_dir: Path, tokens: Path) -> Iterator[tuple[object, ...
 
 
 def histogram(t: Tensor) -> Iterator[tuple[float, float, float]]:
-    """Yield for each part of a binade where it begins, and its shares of blocks and of magnitude, as in `mantissas`.
+    """Yield ``(significand, blocks, magnitude)`` for each of the `PARTS` of a binade, as in `mantissas`.
 
     Args:
         t: float (n, k), finite.
@@ -75,15 +75,16 @@ def histogram(t: Tensor) -> Iterator[tuple[float, float, float]]:
 
 
 def spread_evenly(fmt: str) -> tuple[float, float]:
-    """Return both shares of `clamped`, in per cent, for largest elements whose logarithms are spread evenly."""
+    """Return the shares of blocks and magnitude that `clamped` has, in per cent, for log-uniform largest elements."""
     end = float(significand(Fraction(get_format(fmt).scale_target)))
     return 100 * math.log2(2 / end), 100 * (2 - end)
 
 
 def clamped(table: pd.DataFrame, fmt: str) -> pd.DataFrame:
-    """Return the shares of blocks and of magnitude that a scale by ``floor`` puts beyond the format, mean over steps.
+    """Return the shares of ``blocks`` and of ``magnitude`` that the scale rule ``floor`` would clamp in format ``fmt``.
 
-    A row for each layer and role, the largest share of magnitude first.
+    ``table`` comes from `mantissas`. The result has a row for each layer and role, with the mean over steps; the
+    largest share of magnitude is first.
     """
     end = significand(Fraction(get_format(fmt).scale_target))
     beyond = table.assign(**{name: table[name].where(table["significand"] >= end, 0.0) for name in COLUMNS[-2:]})
