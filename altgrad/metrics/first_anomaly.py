@@ -140,9 +140,10 @@ class Peers(tuple[Trace, ...]):
 
 @dataclass(frozen=True)
 class Bands:
-    """A run's ``values`` (keys, steps) in binades, and its peers' ``middle``, ``spread`` and extremes ``low``, ``high``.
+    """A run's ``values`` (keys, steps) in binades, and the band that its peers make at each of them.
 
-    ``middle`` is NaN where fewer than `LEAST_PEERS` peers have a value.
+    The band has a ``middle``, a ``spread`` and the peers' extremes ``low`` and ``high``. ``middle`` is NaN where fewer
+    than `LEAST_PEERS` peers have a value.
     """
 
     values: pd.DataFrame
@@ -263,7 +264,7 @@ def threshold_of(role: str) -> float:
 
 
 def _lasting(out: np.ndarray, recorded: np.ndarray) -> np.ndarray:
-    """Return where ``out`` (keys, steps) is true both there and at the key's next ``recorded`` step, if there is one."""
+    """Return where ``out`` (keys, steps) is true there and also at the key's next ``recorded`` step, if any."""
     kept = np.zeros_like(out)
     following = np.ones(len(out), dtype=bool)
     for step in reversed(range(out.shape[1])):

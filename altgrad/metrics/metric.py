@@ -19,7 +19,7 @@ def mean(values: Sequence[float], _: Sequence[int]) -> float:
 
 
 def per_weight(values: Sequence[float], weights: Sequence[int]) -> float:
-    """Return the mean of the layers' ``values`` weighted by their numbers of ``weights``: every weight counts the same."""
+    """Return the mean of the layers' ``values`` weighted by ``weights``, their numbers of weights."""
     return sum(v * n for v, n in zip(values, weights, strict=True)) / sum(weights)
 
 
