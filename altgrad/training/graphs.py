@@ -130,13 +130,13 @@ def _compiled(device: str, mode: str, of_one_structure: bool) -> Callable[..., T
     """Return a function of a model and its inputs that is compiled when it is first called.
 
     Before each call torch checks every attribute of the model that the graph depends on: 0.5 ms in a step of `nano` in
-    an 8-bit format. Models that share a graph have the same structure, which never changes. So only their mode (training
-    or evaluation) is checked. A model with unknown modules may be traced in pieces, whose code other models share. If
-    torch cannot keep the pieces apart (`ISOLATES` is false), everything is checked.
+    an 8-bit format. Models that share a graph have one structure, which never changes, so only their training mode is
+    checked. A model with unknown modules may be traced in pieces, whose code other models share. If torch cannot keep
+    these pieces apart (`ISOLATES` is false), everything is checked.
 
-    On a CPU the whole graph is C++. Operators called from Python take 26 us instead of 3 after a matrix product, which
-    evicts their code from the caches, and a step has a hundred. `nano` gains 1 % in bf16 and 2 % in an 8-bit format, for
-    a sixth more time in the compiler.
+    On a CPU the whole graph is C++. After a matrix product an operator called from Python takes 26 us instead of 3,
+    since its code has left the caches, and a step has a hundred. `nano` gains 1 % in bf16 and 2 % in an 8-bit format,
+    for a sixth more time in the compiler.
     """
 
     def depends_on(guards: Sequence[GuardFilterEntry]) -> list[bool]:

@@ -53,10 +53,7 @@ def make_deterministic() -> None:
 
 
 def choose_compute(setting: str, device: torch.device) -> tuple[str, str | None]:
-    """Return the dtype of unquantized products, ``"bf16"`` or ``"float32"``, and a notice if it differs from ``setting``.
-
-    The notice is ``None`` if the dtype is the ``setting``.
-    """
+    """Return the dtype of unquantized products (``"bf16"``, ``"float32"``), and a notice if it is not ``setting``."""
     if setting == "float32" or device.type != "cpu" or multiplies_bf16():
         return setting, None
     return "float32", (
@@ -189,7 +186,7 @@ def device_name(device: torch.device) -> str:
 def forget_peak_memory(device: torch.device) -> bool:
     """Reset the peak of this process's memory to its present use, since a process may train several cells.
 
-    Return whether the system allows it. If not, the peak still covers all cells of the process.
+    Return ``False`` if the system does not allow it: the peak still covers the whole process.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -253,10 +250,9 @@ def used(device: torch.device) -> dict[str, Any]:
 def bytes_per_parameter(model: nn.Module, optimizer: ArmOptimizer) -> dict[str, float]:
     """Return this process's bytes per parameter by role, and their sum as ``bytes_per_parameter``.
 
-    ``bytes_masters`` are master weights in full precision, which each product quantizes; ``bytes_weights`` are all other
-    weights. ``bytes_m`` and ``bytes_v`` are the optimizer's moments with the scales of their codes.
-    ``bytes_other_state`` is the rest of its state, such as moments of a reference AdamW. Call this function after a
-    step, when gradients are in memory.
+    ``bytes_masters`` are master weights, which each product quantizes, and ``bytes_weights`` all other weights.
+    ``bytes_m`` and ``bytes_v`` are the optimizer's moments with the scales of their codes. ``bytes_other_state`` is the
+    rest of its state, such as moments of a reference AdamW. Call it after a step, when gradients are in memory.
     """
     quantized = {layer.weight for layer in linear_layers(model).values() if quantizer_of(layer, "weight") is not None}
     held, count = dict.fromkeys(("weights", "masters", "grads", "m", "v", "other_state"), 0), 0
