@@ -75,8 +75,8 @@ class Evaluation:
     def check_graph(self) -> None:
         """Raise :class:`UserError` if the compiled graph and the model give different losses for one batch.
 
-        A compiler's error would look like a format's divergence. The check is skipped if nothing is compiled or if
-        evaluating twice would change the model's state.
+        A compiler's error would look like a format's divergence. The check is skipped if nothing is compiled, if the
+        sample is smaller than a batch, or if evaluating twice would change the model's state.
         """
         batch = [t[: self._batch] for t in self._sample]
         if self.loss_of is self._model or len(batch[0]) < self._batch or not self._is_as_in_training():
@@ -129,9 +129,9 @@ class LabelMetrics:
         self._thresholds = cell.task.thresholds
 
     def now(self) -> list[float | None]:
-        """Return the sample's metrics by the order of `columns`; each is ``None`` if a score is not finite.
+        """Return the metrics of the sample's documents in the order of `columns`.
 
-        Each is also ``None`` if the documents have fewer than two labels.
+        All are ``None`` if a score is not finite or the documents have fewer than two different labels.
         """
         from altgrad.data.labels import choose_thresholds, classification_metrics  # imports scikit-learn
 

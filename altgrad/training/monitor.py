@@ -141,7 +141,7 @@ class TensorMonitor:
         self.layers = linear_layers(model)
         self.nonfinite: dict[str, str] = {}
         self._seen: dict[tuple[str, str], dict[str, float]] = {}  # metrics by layer and role
-        self._outputs: list[tuple[str, Tensor]] = []  # a layer's name and output per call: the output's gradient is measured
+        self._outputs: list[tuple[str, Tensor]] = []  # (layer, output) per call; gradients of the outputs are measured
 
     def observe(self, step: int, loss: Callable[[], Tensor], groups: Collection[str] = PASS) -> list[Measurement]:
         """Run ``loss()`` with hooks, and its backward pass if ``tensors`` is in ``groups``; return rows by layer."""
@@ -273,7 +273,7 @@ class UpdateMonitor:
             rows += [Measurement(step, name, "update", metric, value) for metric, value in statistics.items()]
 
     def _before(self, weight: nn.Parameter) -> tuple[Any, ...]:
-        """Return ``(weight,)`` before the step; with a quantization grid also its scale and the unrounded new weight."""
+        """Return ``(weight,)`` before the step; with a quantization grid also its scale and `ArmOptimizer.wanted`."""
         old = gather_full(weight).detach().clone()
         grid = self.grids.get(weight)
         return (old,) if grid is None else (old, grid.scale(old), self.optimizer.wanted(weight))
@@ -296,7 +296,7 @@ class UpdateMonitor:
 
 
 def moved(old: Tensor, new: Tensor) -> dict[str, float]:
-    """Return ``update_l2`` and, unless ``old`` is zero, ``update_size`` of a step from ``old`` to ``new`` (any shape)."""
+    """Return ``update_l2`` of a step from ``old`` to ``new``, and ``update_size`` unless ``old`` is zero."""
     size, length = (magnitudes(t).squares ** 0.5 for t in (new - old, old))
     return {"update_l2": size} | ({"update_size": size / length} if length > 0 else {})
 

@@ -67,7 +67,7 @@ class OutcomeTracker:
         self.saturated |= overflow_frac > SATURATION
 
     def finish(self) -> None:
-        """End a run: if its smoothed loss is above ``spike`` times its minimum, the run diverged by a spike."""
+        """Judge a run at its last step: it diverged by a spike if its smoothed loss is still above the spike limit."""
         if self.outcome == "completed" and self.spike_start is not None:
             self.diverge("spike", self.spike_start)
 
@@ -115,7 +115,7 @@ def outstanding_rows(moved: Mapping[str, Tensor]) -> str | None:
     median leaves out rows that did not move.
 
     Args:
-        moved: the change of each layer's weights (out, in), by layer. Rows that are not finite are never outstanding.
+        moved: the change of each layer's weights (out, in), by layer. A layer with NaN is skipped.
     """
     farthest, words = OUTSTANDING, None
     for layer, change in moved.items():

@@ -96,7 +96,7 @@ class Ranks:
             self._sharded.reshard()
 
     def alone(self, model: nn.Module, look: Callable[[], Seen]) -> Seen | None:
-        """Call ``look`` in the first process, on whole weights and a whole batch; ``None`` in the others."""
+        """Call ``look`` in the first process, on whole weights and batches, and return its result; else ``None``."""
         if self.count == 1:
             return look()
         with self.gathered(), rows_not_shared(model):

@@ -82,7 +82,7 @@ def _end_with_first() -> None:
 def settle(cell: Cell, root: Path) -> tuple[torch.device, str, bool]:
     """Prepare this process to train ``cell``; return the device, the dtype of products, and whether to compile.
 
-    Prints a notice if training is uncompiled or its dtype is not the cell's setting.
+    Prints a notice if a missing tool or coded weights prevent compiling, or if the dtype is not the cell's setting.
     """
     machine.make_deterministic()
     machine.use_compile_cache(machine.compile_cache(root))

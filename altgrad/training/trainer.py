@@ -225,7 +225,7 @@ class Trainer:
             self.evaluation.check_graph()
 
     def _backward(self, step: int, micro: int) -> Tensor:
-        """Run forward and backward pass on this process's rows of a micro-batch; return its share of the step's loss."""
+        """Run forward and backward on this process's rows of a micro-batch; return its share of the step's loss."""
         parts = self.cell.train.grad_accumulation
         with self._autocast():
             shares = map(self.ranks.share, self._batch(step, micro))
@@ -243,7 +243,7 @@ class Trainer:
     # --- what is recorded ------------------------------------------------------------------------
 
     def _first_nonfinite(self, step: int) -> tuple[str | None, str | None]:
-        """Return the first tensor that is not finite in the micro-batches of ``step``, and its rows; or two ``None``."""
+        """Return the first tensor of ``step`` that is not finite, and its rows, in any micro-batch; or two ``None``."""
         for micro in range(self.cell.train.grad_accumulation):
             name = first_nonfinite(self._observe(step, {"tensors"}, micro))
             if name is not None:
@@ -251,7 +251,7 @@ class Trainer:
         return None, None
 
     def _observe(self, step: int, groups: set[str], micro: int = 0) -> list[Measurement]:
-        """Run an instrumented pass on a micro-batch of ``step``; return the rows of those ``groups`` that `PASS` has."""
+        """Run an instrumented pass on a micro-batch of ``step``; return the rows of those ``groups`` in `PASS`."""
 
         def loss() -> Tensor:  # scaled as in the step, so that gradients are the step's
             train = self.cell.train
