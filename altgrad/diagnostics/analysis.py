@@ -39,7 +39,7 @@ def needed(field: T | None) -> T:
 
 
 class Histogram(NamedTuple):
-    """Bin positions ``x``, ascending, and the share or level ``value`` of each; empty bins may be left out."""
+    """Bin positions ``x``, ascending, and the share or level ``value`` of each bin; empty bins may be left out."""
 
     x: Sequence[float]
     value: Sequence[float]
@@ -66,7 +66,7 @@ class QuantizationGrid(NamedTuple):
         return t.float() * self.scale
 
     def rounded(self, t: Tensor) -> Tensor:
-        """Return ``round(t * scale)``, on the format's own quantization grid."""
+        """Return ``round(t * scale)``: values of the format, not divided by the scale."""
         return quantize(self.scaled(t), self.format)
 
     def rungs(self, t: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class LayerView:
 
     @cached_property
     def rung_counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """The rungs in use, ascending, and how many weights are on each; +0 and -0 are one rung."""
+        """The rungs in use, ascending, and the number of weights on each; +0 and -0 are one rung."""
         fmt = needed(self.grid).format
         codes = torch.from_numpy(np.flatnonzero(self.code_counts))
         rungs, owner = np.unique(rung(decode(codes, fmt), fmt).numpy(), return_inverse=True)
@@ -201,7 +201,7 @@ def spearman(a: Tensor, b: Tensor) -> float | None:
 
 
 def entropy(counts: np.ndarray) -> float:
-    """Return the entropy in bits of the distribution with these counts."""
+    """Return the entropy in bits of the distribution with the ``counts``, which are not all zero."""
     share = counts[counts > 0] / counts.sum()
     return float(-(share * np.log2(share)).sum() + 0.0)  # + 0.0 turns -0 into 0
 

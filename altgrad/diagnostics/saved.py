@@ -82,7 +82,7 @@ class SavedRun(ExitStack):
 
     @property
     def model_steps(self) -> list[int]:
-        """The steps at which the whole model was saved, the last one included."""
+        """The steps at which the whole model was saved, ascending, including the last step."""
         saved = {step for steps in self._steps.get("state", {}).values() for step in steps}
         return sorted({*saved, self.last_step})
 
@@ -145,5 +145,5 @@ def _open(path: Path) -> Any:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Return a key that puts blocks.10 behind blocks.9."""
+    """Return a sort key for layer names that puts ``blocks.10`` after ``blocks.9``."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

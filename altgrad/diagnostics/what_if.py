@@ -169,9 +169,9 @@ def recommended(table: pd.DataFrame, granularity: str = "tensor") -> Recipe:
 
 
 def as_yaml(recipe: Recipe) -> str:
-    """Return ``recipe`` as the entry what_if of ``recipes:`` in params.yaml, which reads back to the same recipe.
+    """Return YAML for params.yaml with ``recipe`` as the entry ``what_if`` of ``recipes:``.
 
-    Raises :class:`UserError` if it does not.
+    Raises :class:`UserError` if the text does not read back to the same recipe.
     """
     lines = ["recipes:", "  what_if:"]
     for rule in recipe.rules:
@@ -190,7 +190,7 @@ def _rule(layers: str, choice: Mapping[str, str], granularity: str) -> Rule:
 
 
 def _flow(spec: TensorRecipe) -> str:
-    """Return a tensor's recipe in one line: the format's name where nothing else is set."""
+    """Return a tensor's recipe as YAML: ``E4M3`` if nothing else is set, else ``{format: E4M3, block: 32}``."""
     plain = TensorRecipe(format=spec.format)
     settings = [name for name in TensorRecipe.model_fields if getattr(spec, name) != getattr(plain, name)]
     if not settings:

@@ -62,7 +62,7 @@ class Trace:
 
     @cached_property
     def tensors(self) -> pd.DataFrame:
-        """The measurements in binades, (layer, role, metric) x step.
+        """The measurements in binades: a row for each (layer, role, metric), a column for each step.
 
         Infinity stands for a recorded value that is not finite, NaN for one that was not recorded.
         """
@@ -161,12 +161,12 @@ class Bands:
 
 
 def tensor_bands(run: Trace, peers: Peers) -> Bands:
-    """Return the bands of every tensor and metric that ``run`` has, at its steps."""
+    """Return the bands of every tensor and metric of ``run`` at each step that it recorded."""
     return _bands(run.tensors, peers.tensors, run.tensors.index.droplevel("layer"), FLOOR)
 
 
 def loss_bands(run: Trace, peers: Peers) -> Bands:
-    """Return the bands of the losses, keyed by their names."""
+    """Return the bands of the losses of ``run``; the keys are ``train_loss`` and ``val_loss``."""
     return _bands(run.losses, peers.losses, run.losses.index, LOSS_FLOOR)
 
 
@@ -176,7 +176,7 @@ def to_binades(metric: str, value: np.ndarray) -> np.ndarray:
 
 
 def from_binades(metric: str, value: np.ndarray) -> np.ndarray:
-    """Undo `to_binades`."""
+    """Return ``value``, in binades, in the unit of ``metric``: the inverse of `to_binades`."""
     return _scale(metric)[1](value)
 
 
@@ -274,7 +274,7 @@ def _lasting(out: np.ndarray, recorded: np.ndarray) -> np.ndarray:
 
 
 def _loss_step(run: Trace, peers: Peers | None) -> int | None:
-    """Return the first step at which a loss is above its band or the run has diverged, ``None`` without one."""
+    """Return the first step at which a loss is above its band or the run diverged, ``None`` if neither happens."""
     steps = [] if run.diverged is None else [run.diverged]
     if peers and len(run.history):
         bands = loss_bands(run, peers)

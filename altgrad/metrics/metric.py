@@ -86,7 +86,7 @@ class Metric:
 
     @property
     def text(self) -> str:
-        """The definition, and when it is flagged."""
+        """The definition and, if the metric has a limit, a sentence such as ``Flagged above 1 %.``"""
         return self.definition if self.limit is None else f"{self.definition} Flagged {self._flagged(self.limit)}."
 
     @property

@@ -35,7 +35,7 @@ KEPT = 2
 
 
 class Checkpoint(NamedTuple):
-    """A loaded checkpoint: the number of updates done, tensors by name, and plain state."""
+    """A loaded checkpoint: the number of updates done, tensors by the names of `pack`, and the saved JSON state."""
 
     step: int
     tensors: dict[str, Tensor]
@@ -135,7 +135,7 @@ class RowLog:
     """An append-only list of JSON rows, each with its ``step`` first."""
 
     def __init__(self, path: Path, resume_step: int | None) -> None:
-        """Open ``path``; keep the rows up to ``resume_step``, or none when it is ``None``."""
+        """Open ``path``; keep its rows up to ``resume_step``. ``None`` starts with no rows."""
         self.path = path
         kept = []
         if resume_step is not None and path.exists():

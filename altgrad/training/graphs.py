@@ -56,7 +56,7 @@ def compile_model(model: nn.Module, mode: str = "default") -> Callable[..., Tens
 
 
 class Graph:
-    """The graph of all models of one structure, called with a model and its inputs, and compiled at the first call."""
+    """The graph of all models of one structure. Call it with a model and its inputs; the first call compiles it."""
 
     def __init__(self, device: str, key: Hashable, mode: str) -> None:
         self._call = _compiled(device, mode, of_one_structure=key is not None)
@@ -113,7 +113,7 @@ def structure(model: nn.Module) -> Hashable | None:
 
 
 def _settings(module: nn.Module) -> Iterator[Hashable]:
-    """Yield what a module's computation depends on beside its mode, tensors and children."""
+    """Yield the settings that a module's computation depends on, besides its mode, tensors and children."""
     yield from (len(module._forward_pre_hooks), len(module._forward_hooks))
     if isinstance(module, GPT):
         yield module.config

@@ -80,7 +80,7 @@ def should_compile(train: Train, device: torch.device) -> tuple[bool, str | None
 
 
 def missing_tool() -> str | None:
-    """Return the name of the tool that compiling for the CPU lacks on this machine, or ``None``."""
+    """Return the name of a tool that compiling for the CPU needs and this machine lacks, ``None`` if it has all."""
     try:
         loops.compiler()
     except OSError:
@@ -199,7 +199,7 @@ def forget_peak_memory(device: torch.device) -> bool:
 
 
 def gpu_busy(device: torch.device) -> float | None:
-    """Return the share of the last second, at most, in which the GPU ran a kernel, as NVML measures it.
+    """Return the share (0 to 1) of the last second or less in which the GPU ran a kernel, as NVML measures it.
 
     ``None`` on a CPU, without the package nvidia-ml-py, and for a part of a card (MIG).
     """
@@ -214,7 +214,7 @@ def gpu_busy(device: torch.device) -> float | None:
 def peak_memory_mb(device: torch.device) -> float:
     """Return the peak memory of this process in MB (10^6 bytes) since `forget_peak_memory`.
 
-    On a GPU the device's memory, on a CPU the resident memory.
+    It is torch's allocated memory on a GPU, and the resident memory on a CPU.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6

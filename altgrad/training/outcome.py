@@ -100,9 +100,9 @@ def _since(start: int | None, step: int, above: bool) -> int | None:
 
 
 def nonfinite_rows(t: Tensor, role: str) -> str:
-    """Return which features of ``t`` hold NaN or infinity, such as ``output rows 3 to 17 (5 of 128)``, "" if none does.
+    """Return which features of ``t`` hold NaN or infinity, ``"output rows 3 to 17 (5 of 128)"``, or "" if none does.
 
-    Features are the rows of a weight (out, in), else the last dimension of ``t``.
+    The features of a weight (out, in) are its rows. For other roles they are the last dimension of ``t``.
     """
     bad = ~t.detach().reshape(-1, t.shape[-1]).isfinite()
     return _in_words(bad.any(dim=1 if role == "weight" else 0), FEATURES[role])

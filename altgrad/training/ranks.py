@@ -103,7 +103,7 @@ class Ranks:
             return look() if self.first else None
 
     def sum(self, t: Tensor) -> Tensor:
-        """Return the sum of ``t`` over all processes, which may be ``t`` itself."""
+        """Return ``t``, overwritten by its sum over all processes."""
         if self.count > 1:
             dist.all_reduce(t)
         return t
@@ -188,7 +188,7 @@ def started(cell: Cell, tokens: Path, scratch: Path, root: Path, device: torch.d
 
 
 def _first_ended(others: list[subprocess.Popen[bytes]]) -> int | None:
-    """Return the index of the first process that has failed or fails now, ``None`` without one."""
+    """Return the index of the first process that has failed or fails within `ENDED_WITHIN`, ``None`` without one."""
     for number, other in enumerate(others):
         with suppress(subprocess.TimeoutExpired):
             if other.wait(ENDED_WITHIN):

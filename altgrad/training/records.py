@@ -79,7 +79,7 @@ def unique_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_weights(path: Path, model: nn.Module, step: int) -> None:
-    """Write a snapshot of the model at ``step`` to ``path``, with the names of ``probes.safetensors``.
+    """Write a snapshot of the model at ``step`` to ``path``; its tensors are named as in ``probes.safetensors``.
 
     A weight that a layer shares with an embedding is written once, as the layer's.
     """

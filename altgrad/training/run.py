@@ -74,7 +74,7 @@ def train_beside(arguments: list[str]) -> None:
 
 
 def _end_with_first() -> None:
-    """End when the process that started this one closes its end of the pipe, or is gone."""
+    """End this process as soon as the process that started it closes its end of the pipe, or is gone."""
     os.read(sys.stdin.fileno(), 1)
     os._exit(1)
 

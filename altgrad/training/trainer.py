@@ -2,7 +2,7 @@
 
 One update sets the learning rate, runs ``grad_accumulation`` micro-batches forward and backward, clips the global
 gradient norm and steps the optimizer. Instrumented passes, evaluations on the fixed validation sample, snapshots and
-checkpoints have steps of their own. None of these changes the weights' path, and every batch is a pure function of seed
+checkpoints happen at steps of their own. None of them changes the weights, and every batch is a pure function of seed
 and step. So a run that is interrupted anywhere and resumed ends with the same bits.
 """
 
@@ -202,7 +202,7 @@ class Trainer:
             self._save_probe(step)
 
     def _gradients(self, step: int) -> tuple[float, Tensor, float]:
-        """Compute the gradients of ``step``; return its loss, and their total norm on the device and as a number."""
+        """Compute the gradients of ``step``; return its loss, and their total norm as a tensor and as a float."""
         self.optimizer.zero_grad(set_to_none=True)
         losses = [self._backward(step, micro) for micro in range(self.cell.train.grad_accumulation)]
         loss = self.ranks.sum(sum(losses[1:], losses[0]))
