@@ -1,9 +1,8 @@
 """Second-order quantities of the loss at a run's final weights: Fisher information, and curvature (the Hessian).
 
 **Fisher information**: its diagonal and Kronecker factors (KFAC). A sample is a sequence with labels drawn from the
-model's own prediction, token by token, so this is the true Fisher information and not the "empirical" one of the
-corpus's labels (Kunstner et al. 2019, arXiv:1905.12558). Like the loss it is a mean over tokens, or over the labels of
-a classifier.
+model's own prediction, token by token. So this is the true Fisher information, not the "empirical" one of the corpus's
+labels (Kunstner et al. 2019, arXiv:1905.12558). Like the loss it is a mean over tokens, or a classifier's labels.
 
 **Hessian**: the Hessian of the rebuilt model's loss, over all parameters and for each layer. Its product with a vector
 is a second backward pass through the straight-through path (see `altgrad.diagnostics.rebuilt`). So nothing larger than
@@ -160,8 +159,8 @@ def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, steps: int, tole
 
     ``product`` maps a float32 or float64 vector (n,) to another; ``start`` (n,) is not zero. Every vector is made
     orthogonal to all before it, twice, since Lanczos's recurrence loses orthogonality in floating point. The iteration
-    ends when the residual ``beta |s|`` of the largest Ritz value (Parlett 1998, section 13.2) is below ``tolerance``
-    times its magnitude, or when the space is exhausted.
+    ends early if the space is exhausted, or if the residual ``beta |s|`` of the largest Ritz value (Parlett 1998,
+    section 13.2) is at most ``tolerance`` times its magnitude.
     """
     basis = [start.double() / start.double().norm()]
     alphas: list[float] = []

@@ -1,9 +1,9 @@
 """Diagnose one cell from its saved files: write a tidy table and a summary.
 
 ``<key>.parquet`` has the columns layer, role, step, metric, x, value; x is the position of a histogram's bin and null
-for a number. ``<key>.json`` has the SHA-256 of the resolved cell (by which the report recognizes a stale diagnosis),
-the summary over layers at the last step, the flags, and the rows of metrics that ``altgrad.metrics`` lacks. The same
-files always give the same bytes.
+for a number. ``<key>.json`` has the SHA-256 of the resolved cell, by which the report recognizes a stale diagnosis. It
+also has the summary over layers at the last step, the flags, and the definitions of metrics that ``altgrad.metrics``
+lacks. The same files always give the same bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What quantization does to a layer's weight gradient, and how the gradient correlates with the quantization grid.
 
-Metrics on one fixed batch compare the gradient of the quantized path with float32's and with the stiffness of the
-weights, and count units with a gradient of zero. Metrics on `diagnose.noise_tokens` compare the size of the gradient
-with its quantization noise, and split the noise by the tensor that causes it.
+Metrics on one fixed batch compare the gradient of the quantized path with float32's and with the weights' stiffness.
+They also count units whose gradient is zero. Metrics on `diagnose.noise_tokens` compare the size of the gradient with
+its quantization noise, and split the noise by the tensor that causes it.
 
 Chmiel et al. 2025 (arXiv 2505.19115) find that quantized training becomes less effective once the norm of the gradient
 falls below about sqrt(3) times the norm of its quantization noise. They mean the expected gradient. The gradient of a

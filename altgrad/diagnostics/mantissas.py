@@ -37,8 +37,8 @@ COLUMNS = ("step", "layer", "role", "significand", "blocks", "magnitude")
 def mantissas(cell: Cell, run_dir: Path, tokens: Path) -> pd.DataFrame:
     """Return a row for each snapshot, tensor and part of a binade, with the columns `COLUMNS`.
 
-    ``significand`` is where the part begins, from 1 to 2. ``blocks`` is the share of the tensor's blocks whose largest
-    element has its significand in the part, ``magnitude`` these elements' share of the sum of all largest elements.
+    ``significand`` is the start of the part, from 1 to 2. ``blocks`` is the share of the tensor's blocks whose largest
+    element has its significand in the part. ``magnitude`` is the share of these elements in the sum over all blocks.
     Blocks of zeros are left out. Raises :class:`UserError` as `altgrad.diagnostics.what_if.probe` does.
     """
     return pd.DataFrame(_rows(cell, run_dir, tokens), columns=list(COLUMNS))

@@ -122,8 +122,8 @@ class SavedRun(ExitStack):
     def _virtual_grid(self, layer: str, step: int, weight: Tensor) -> QuantizationGrid | None:
         """Return the quantization grid of ``weight`` that only the optimizer sees, ``None`` if there is no such grid.
 
-        The present amax of ``weight`` sets the scale. In training the scale of a weight on a finer grid may come from
-        an amax of up to twice that, but snapshots do not store it.
+        The present amax of ``weight`` sets the scale. In training a weight on a finer grid may have had a scale from an
+        amax of up to twice that. Snapshots do not store that amax.
         """
         spec = self._spec(layer, step)
         if spec is None or not spec.virtual:

@@ -7,8 +7,8 @@ A tensor is quantized by the functions and the `TensorRecipe` of training, so a 
 errors. Rows and blocks lie along the last dimension of each tensor. The forward product sums over that dimension, and
 so does the product of an incoming gradient with the weight.
 
-`what_if` measures, `recommended` picks the best split for each layer and role, and `as_yaml` writes it as a recipe for
-params.yaml and checks that it is read back.
+`what_if` measures, `recommended` picks the best split for each layer and role, and `as_yaml` writes the choice as a
+recipe for params.yaml.
 """
 
 from __future__ import annotations

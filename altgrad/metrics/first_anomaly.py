@@ -1,7 +1,7 @@
 """Which tensor left the band of healthy runs first, in a run that diverged or ended worse: the first anomalous tensor.
 
-**Bands.** A run's live measurements are compared with those of healthy runs, its *peers*, tensor by tensor and metric
-by metric, at every step that they share. Values are compared in binades (log2; dB over 6.02), so one floor serves all.
+**Bands.** A run's live measurements are compared with those of healthy runs, its *peers*: each metric of each tensor at
+every step that they share. Values are compared in binades (log2; dB over 6.02), so one floor serves all.
 The middle of a band is the peers' median at that step. Its spread is pooled: over the steps of a tensor, and half of it
 over all layers, since a few runs say little about one tensor. With fewer than `LEAST_PEERS` peers there is no band, and
 the limits of the metrics' rows take its place.

@@ -132,8 +132,8 @@ def head_entropies(q: Tensor, k: Tensor) -> Tensor:
 class TensorMonitor:
     """Measures the tensors of ``model``'s linear layers in instrumented passes, and the outputs of ``blocks``.
 
-    After a pass ``nonfinite`` maps each tensor that holds NaN or infinity, such as ``"blocks.0.mlp.up grad"``, to the
-    rows that do, such as ``"output rows 3 to 17 (5 of 128)"``.
+    After a pass ``nonfinite`` maps the name of each tensor with NaN or infinity to the rows that hold them. An entry is
+    ``"blocks.0.mlp.up grad": "output rows 3 to 17 (5 of 128)"``.
     """
 
     def __init__(self, model: nn.Module, blocks: Mapping[str, Block]) -> None:

@@ -1,7 +1,7 @@
 """Which recipe of a cell's schedule is in use, and when the next one takes over.
 
 A change depends on earlier steps and the batch of the present step. All data for it is in the checkpoint or is computed
-again, so a run that is resumed on either side of a change goes on with the same bits. Only instrumented passes see an
+again. So a run that is resumed on either side of a change continues with the same bits. Only instrumented passes see an
 overflow, so a change by overflow depends on how often the run is watched. Nothing else does.
 """
 
