@@ -2,8 +2,7 @@
 
     saved.SavedRun -> analysis.LayerView -> the functions in diagnose.ANALYSES -> diagnose.diagnose_cell
 
-A metric is one function of a :class:`LayerView` and one row that says what it is, so a new one needs no training to be
-rerun.
+A metric is one function of a :class:`LayerView` and one row that defines it. So a new metric trains no run again.
 """
 
 from altgrad.diagnostics.analysis import Analysis, Histogram, LayerView

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the command. Raises :class:`altgrad.config.UserError` for a name that is none."""
+    """Run the command ``arguments[0]`` with the other arguments; without arguments print the help.
+
+    Raises :class:`altgrad.config.UserError` for a cell that does not exist or is not finished.
+    """
     about, layout = (__doc__ or "").replace("altgrad diagnostics", called("diagnostics")), RawDescriptionHelpFormatter
     parser = ArgumentParser(called("diagnostics"), description=about, formatter_class=layout)
     parser.add_argument("command", choices=list(COMMANDS), help="what to do")
@@ -198,7 +201,7 @@ def _format_name(name: str) -> str:
 
 
 def _finished(data: Path, key: str) -> tuple[Cell, Path]:
-    """Return a finished cell and its run's folder, and use as many threads as it trained with.
+    """Return the cell ``key`` and its run's folder, and set torch's threads to the number that it trained with.
 
     Raises :class:`UserError` if there is no such cell or it is not finished.
     """

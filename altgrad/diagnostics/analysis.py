@@ -1,7 +1,6 @@
-"""What a metric sees and says: a layer at one step, an analysis of it, and the functions that several analyses share.
+"""The view of a layer that metrics are computed from, the declaration of a metric, and functions that metrics share.
 
-What several metrics need (the scaled weights, their codes, how often each code occurs) is computed once per view, on
-first use.
+A view computes the scaled weights, their codes and the counts of the codes once, when a metric first uses them.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ T = TypeVar("T")
 
 
 def needed(field: T | None) -> T:
-    """Return ``field`` of a view, which the analysis needs: `measure` calls it only where the field is there."""
+    """Return ``field``, a field of a view that the analysis names in ``needs``; ``None`` raises ``AssertionError``."""
     assert field is not None
     return field
 
 
 class Histogram(NamedTuple):
-    """Bin positions ``x``, ascending, and the share or level ``value`` of each; empty bins may be left out."""
+    """Bin positions ``x``, ascending, and the share or level ``value`` of each bin; empty bins may be left out."""
 
     x: Sequence[float]
     value: Sequence[float]
@@ -54,10 +53,10 @@ class QuantizationGrid(NamedTuple):
 
     @classmethod
     def of(cls, weight: Tensor, fmt: Format, remembered: Tensor | None = None, **options: Any) -> QuantizationGrid:
-        """Return the quantization grid of ``weight`` (out, in) in the forward product.
+        """Return the format and scale by which the forward product quantizes ``weight`` (out, in).
 
-        ``remembered`` (0-d) is the amax that sets the scale, if not the weight's present one. ``options`` are those of
-        `operand_scale`.
+        ``remembered`` (0-d) is the amax that sets the scale, ``None`` for the present amax of ``weight``. ``options``
+        are keyword arguments of `operand_scale`.
         """
         constants = format_constants(fmt, scale_format=options.get("scale_format", "float32"))
         return cls(fmt, operand_scale(weight, constants, remembered, **options))
@@ -67,11 +66,11 @@ class QuantizationGrid(NamedTuple):
         return t.float() * self.scale
 
     def rounded(self, t: Tensor) -> Tensor:
-        """Return ``round(t * scale)``, on the format's own quantization grid."""
+        """Return ``round(t * scale)``: values of the format, not divided by the scale."""
         return quantize(self.scaled(t), self.format)
 
     def rungs(self, t: Tensor) -> Tensor:
-        """Return the rung (int32) on which each value of ``t`` lands."""
+        """Return the rung (int32, integer position on the number line) that each value of ``t`` rounds to."""
         return rung(self.scaled(t), self.format)
 
 
@@ -81,12 +80,12 @@ class LayerView:
 
     ``weight`` is the float32 master weight, shape (out, in); ``initial`` and ``previous`` are the same tensor at step 0
     and at the snapshot before (``None`` at step 0). ``grid`` and ``previous_grid`` are their quantization grids
-    (``None`` when weights are not quantized). The gradients of the weight come from one batch, through the quantized
-    path and in float32.
+    (``None`` when weights are not quantized). ``grad_quantized`` and ``grad_float`` are gradients of the weight on one
+    batch, through the quantized path and in float32.
 
-    ``virtual`` is the quantization grid that an optimizer sees and no product uses. ``fisher``, ``curvature`` and
-    ``noise`` belong to the final weights in the rebuilt model. A view of the whole model has ``model_curvature`` and no
-    layer.
+    ``virtual`` is the quantization grid that only the optimizer sees: no product uses it. ``fisher`` and ``curvature``
+    are measured at the final weights in the rebuilt model, ``noise`` at every snapshot. A view of the whole model has
+    the layer ``""`` and ``model_curvature``.
     """
 
     layer: str
@@ -133,7 +132,7 @@ class LayerView:
 
     @cached_property
     def rung_counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """The rungs in use, ascending, and how many weights are on each; +0 and -0 are one rung."""
+        """The rungs in use, ascending, and the number of weights on each; +0 and -0 are one rung."""
         fmt = needed(self.grid).format
         codes = torch.from_numpy(np.flatnonzero(self.code_counts))
         rungs, owner = np.unique(rung(decode(codes, fmt), fmt).numpy(), return_inverse=True)
@@ -148,8 +147,8 @@ class Analysis(NamedTuple):
     """How one metric is computed.
 
     ``compute`` takes a :class:`LayerView` and returns a number, a :class:`Histogram`, or ``None`` where the metric has
-    no value. It is called if all attributes of the view that ``needs`` names are there and finite. ``row`` defines the
-    metric, unless ``altgrad.metrics`` has a row of that name.
+    no value. `measure` calls ``compute`` only if all fields of the view that ``needs`` names are present and finite.
+    ``row`` is the metric's definition; ``None`` if `altgrad.metrics.METRICS` has it.
     """
 
     compute: Callable[[LayerView], float | Histogram | None]
@@ -161,12 +160,12 @@ class Analysis(NamedTuple):
         cls, compute: Callable[[LayerView], float | Histogram | None], needs: tuple[str, ...], unit: str,
         definition: str, **row: Any,
     ) -> Analysis:  # fmt: skip
-        """Return an analysis with its own `Metric`, named after the function; ``row`` are further fields of it."""
+        """Return an analysis with a new `Metric` named after ``compute``; ``row`` has further `Metric` fields."""
         return cls(compute, needs, Metric(compute.__name__, unit, definition, **row))
 
     @property
     def name(self) -> str:
-        """The metric's name in files and reports, which is the function's."""
+        """The metric's name in files and reports: the name of the function ``compute``."""
         return self.compute.__name__
 
     @property
@@ -182,13 +181,13 @@ def cosine(a: Tensor, b: Tensor) -> float | None:
 
 
 def ratio_db(signal: Tensor, noise: Tensor) -> float | None:
-    """Return 10 log10 of the ratio of the sums of squares, ``None`` when either is zero."""
+    """Return 10 log10(sum of signal^2 / sum of noise^2), ``None`` when either sum is zero."""
     powers = [t.double().square().sum().item() for t in (signal, noise)]
     return 10 * math.log10(powers[0] / powers[1]) if all(powers) else None
 
 
 def shuffled(t: Tensor) -> Tensor:
-    """Return ``t`` with its elements in another, fixed order: the same histogram in other places."""
+    """Return ``t`` with its elements permuted. The permutation depends on the number of elements alone."""
     return t.flatten()[permutation(t.numel(), SEED, 0)].view_as(t)
 
 
@@ -202,7 +201,7 @@ def spearman(a: Tensor, b: Tensor) -> float | None:
 
 
 def entropy(counts: np.ndarray) -> float:
-    """Return the entropy in bits of the distribution with these counts."""
+    """Return the entropy in bits of the distribution with the ``counts``, which are not all zero."""
     share = counts[counts > 0] / counts.sum()
     return float(-(share * np.log2(share)).sum() + 0.0)  # + 0.0 turns -0 into 0
 
@@ -210,8 +209,8 @@ def entropy(counts: np.ndarray) -> float:
 def singular_values(matrix: Tensor) -> Tensor:
     """Return the singular values of a 2-d ``matrix``, float64, ascending.
 
-    They are the square roots of the eigenvalues of the smaller Gram matrix, which is many times faster than a
-    decomposition of the matrix and exact to about 1e-8 of the largest value.
+    They are computed as square roots of the eigenvalues of the smaller Gram matrix. This is many times faster than a
+    decomposition of ``matrix``, and exact to about 1e-8 of the largest singular value.
     """
     wide = matrix.double()
     gram = wide @ wide.T if wide.shape[0] <= wide.shape[1] else wide.T @ wide

@@ -1,11 +1,12 @@
 """Second-order quantities of the loss at a run's final weights: Fisher information, and curvature (the Hessian).
 
 **Fisher information**: its diagonal and Kronecker factors (KFAC). A sample is a sequence with labels drawn from the
-model's own prediction, token by token, so this is the true Fisher information and not the "empirical" one of the
-corpus's labels (Kunstner et al. 2019, arXiv:1905.12558). It is per token, or label of a classifier, as the loss is.
+model's own prediction, token by token. So this is the true Fisher information, not the "empirical" one of the corpus's
+labels (Kunstner et al. 2019, arXiv:1905.12558). Like the loss it is a mean over tokens, or a classifier's labels.
 
-**Hessian**: of the rebuilt model, whole and layer by layer. A product with it is a second backward pass through the
-straight-through path (see `altgrad.diagnostics.rebuilt`), so nothing larger than a gradient is in memory.
+**Hessian**: the Hessian of the rebuilt model's loss, over all parameters and for each layer. Its product with a vector
+is a second backward pass through the straight-through path (see `altgrad.diagnostics.rebuilt`). So nothing larger than
+a gradient is in memory.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ TINY = 1e-12  # of the largest eigenvalue seen: Lanczos ends where the next vect
 class Fisher:
     """The Fisher information of one weight (out, in) on the batch; all tensors are float32.
 
-    ``gradient`` (out, in) is that of the mean loss with the corpus's labels. With g_t the derivative of a
-    sequence's summed loss by the layer's output at token t, a_t the layer's input there, N sequences of T tokens
-    and labels drawn from the model: ``diagonal`` (out, in) is the sum over sequences of (sum_t g_t a_t^T)^2 over N T,
-    ``inputs`` (in, in) the mean of a_t a_t^T and ``outputs`` (out, out) that of g_t g_t^T over all N T tokens, as in
-    Martens and Grosse 2015 (arXiv:1503.05671) with tokens taken as independent, the "expand" setting of Eschenhagen et
-    al. 2023 (arXiv:2311.00636).
+    ``gradient`` (out, in) is the gradient of the mean loss with the corpus's labels. The other fields use N sequences
+    of T tokens with labels drawn from the model. a_t is the layer's input at token t, and g_t the derivative of a
+    sequence's summed loss by the layer's output there. ``diagonal`` (out, in) is the sum over sequences of
+    (sum_t g_t a_t^T)^2, divided by N T. ``inputs`` (in, in) is the mean of a_t a_t^T over all N T tokens, ``outputs``
+    (out, out) the mean of g_t g_t^T. These are the factors of Martens and Grosse 2015 (arXiv:1503.05671) with tokens
+    taken as independent, the "expand" setting of Eschenhagen et al. 2023 (arXiv:2311.00636).
     """
 
     gradient: Tensor
@@ -45,14 +46,14 @@ class Fisher:
 
     @cached_property
     def natural_diagonal(self) -> Tensor:
-        """``g / (F + damping mean(F))`` of the diagonal, element by element (out, in)."""
+        """``g / (F + damping mean(F))`` with F = ``diagonal``, element by element (out, in)."""
         return self.gradient / (self.diagonal + DAMPING * self.diagonal.mean())
 
     @cached_property
     def natural_kfac(self) -> Tensor:
         """``(outputs (x) inputs + damping I)^-1 g`` (out, in), computed exactly in the factors' eigenvectors.
 
-        They are taken in float64: in float32 LAPACK found none for inputs of 10^4 beside ones of 1.
+        The eigenvectors are computed in float64: in float32 LAPACK failed for inputs of 10^4 beside inputs of 1.
         """
         (a, u), (b, v) = (torch.linalg.eigh(factor.double()) for factor in (self.outputs, self.inputs))
         eigenvalues = a.clamp_min(0)[:, None] * b.clamp_min(0)[None, :]  # of the Kronecker product
@@ -61,7 +62,7 @@ class Fisher:
 
 
 def fishers(rebuilt: RebuiltModel) -> dict[str, Fisher]:
-    """Return the Fisher information of each layer of ``rebuilt``, by name. Memory is for one sequence at a time."""
+    """Return the Fisher information of each layer of ``rebuilt``, by name. One sequence is in memory at a time."""
     generator = torch.Generator().manual_seed(SEED)
     layers, inputs = rebuilt.layers, rebuilt.inputs
     gradients = torch.autograd.grad(rebuilt.loss(), [layer.weight for layer in layers.values()])
@@ -91,7 +92,7 @@ def fishers(rebuilt: RebuiltModel) -> dict[str, Fisher]:
 
 
 class Spectrum(NamedTuple):
-    """The known eigenvalues, ascending, and the largest one's residual over its magnitude.
+    """Estimated eigenvalues (Ritz values), ascending, and the residual of the largest divided by its magnitude.
 
     An eigenvalue of the operator lies within ``residual * abs(values[-1])`` of ``values[-1]``.
     """
@@ -102,7 +103,7 @@ class Spectrum(NamedTuple):
 
 @dataclass(frozen=True)
 class Curvature:
-    """Ends of the spectrum of a layer's or the model's Hessian, and its trace (Hutchinson) with standard error."""
+    """Estimated eigenvalues of a layer's or the model's Hessian, and its trace (Hutchinson) with standard error."""
 
     spectrum: Spectrum
     trace: float
@@ -110,7 +111,7 @@ class Curvature:
 
 
 def curvatures(rebuilt: RebuiltModel, steps: int, vectors: int) -> tuple[dict[str, Curvature], Curvature]:
-    """Return the curvature of each layer's block of the Hessian by name, and that of the whole model.
+    """Return the `Curvature` of each layer's block of the Hessian, by layer name, and the `Curvature` of the model.
 
     ``steps`` is the largest number of Lanczos steps, ``vectors`` the number of random vectors for the traces. All
     blocks share the vectors: with independent signs z the expectation of z_l (Hz)_l is the trace of block l.
@@ -148,7 +149,7 @@ def _spectrum(
 
 
 def _product(gradients: Sequence[Tensor], parameters: Sequence[Tensor], vectors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the Hessian times ``vectors``; ``gradients`` of the loss by ``parameters`` are differentiable."""
+    """Return the Hessian times ``vectors``. ``gradients`` are those of the loss, made with ``create_graph=True``."""
     images = torch.autograd.grad(gradients, parameters, vectors, retain_graph=True, materialize_grads=True)
     return [t.detach() for t in images]
 
@@ -158,8 +159,8 @@ def lanczos(product: Callable[[Tensor], Tensor], start: Tensor, steps: int, tole
 
     ``product`` maps a float32 or float64 vector (n,) to another; ``start`` (n,) is not zero. Every vector is made
     orthogonal to all before it, twice, since Lanczos's recurrence loses orthogonality in floating point. The iteration
-    ends when the residual ``beta |s|`` of the largest Ritz value (Parlett 1998, section 13.2) is below ``tolerance``
-    times its magnitude, or when the space is exhausted.
+    ends early if the space is exhausted, or if the residual ``beta |s|`` of the largest Ritz value (Parlett 1998,
+    section 13.2) is at most ``tolerance`` times its magnitude.
     """
     basis = [start.double() / start.double().norm()]
     alphas: list[float] = []

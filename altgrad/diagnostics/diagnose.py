@@ -1,9 +1,9 @@
-"""From the saved files of one cell to its diagnosis: a tidy table and a summary.
+"""Diagnose one cell from its saved files: write a tidy table and a summary.
 
 ``<key>.parquet`` has the columns layer, role, step, metric, x, value; x is the position of a histogram's bin and null
-for a number. ``<key>.json`` has the SHA-256 of the resolved cell (by which the report recognizes a stale diagnosis),
-the summary over layers at the last step, the flags, and the rows of metrics that ``altgrad.metrics`` lacks. The same
-files always give the same bytes.
+for a number. ``<key>.json`` has the SHA-256 of the resolved cell, by which the report recognizes a stale diagnosis. It
+also has the summary over layers at the last step, the flags, and the definitions of metrics that ``altgrad.metrics``
+lacks. The same files always give the same bytes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SCHEMA = pyarrow.schema(
 
 
 class Row(NamedTuple):
-    """One measurement."""
+    """One measurement, a row of ``<key>.parquet``."""
 
     layer: str
     role: str
@@ -55,7 +55,7 @@ class Row(NamedTuple):
 
 
 def _declared() -> tuple[Analysis, ...]:
-    """Return the analyses that the modules of this folder declare as ``ANALYSES``, each with one row and no more."""
+    """Return all ``ANALYSES`` of the modules in this folder; raises ``ValueError`` unless each has exactly one row."""
     package = __name__.rpartition(".")[0]
     names = [module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])]
     names = [*FIRST, *(name for name in names if name not in (*FIRST, *USERS))]
@@ -81,13 +81,13 @@ def diagnose_cell(
 ) -> None:  # fmt: skip
     """Diagnose the run in ``run_dir`` of the resolved cell at ``cell_path``; write both files, the JSON last.
 
-    With the folder of ``tokens`` the model is rebuilt. Curvature of the loss at the final weights, and the noise of
-    gradients at each snapshot, are then measured on as many validation tokens as ``settings`` say. They are left out
-    where a weight or the loss is not finite.
+    ``tokens`` is the folder of token files. With ``None`` every metric that needs the model is left out. Otherwise the
+    model is rebuilt, and ``settings`` says how many validation tokens it is measured on: Fisher information and
+    Hessian at the final weights, gradient noise at each snapshot. Snapshots with a weight or loss that is not finite
+    are left out.
 
-    A tensor that holds NaN or infinity, as after a divergence, is not measured; the status of its layer, and that of
-    the cell, is then ``nonfinite``. Raises :class:`altgrad.config.UserError` if a file of the run is missing or
-    damaged.
+    A tensor that holds NaN or infinity, as after a divergence, is not measured; its layer and the cell then have the
+    status ``nonfinite``. Raises :class:`altgrad.config.UserError` if a file of the run is missing or damaged.
     """
     cell = Cell.read(cell_path)
     rows: list[Row] = []
@@ -120,7 +120,7 @@ def diagnose_cell(
 
 
 def measure(view: LayerView) -> Iterator[Row]:
-    """Yield the rows of every metric whose needs ``view`` has, in the order of `ANALYSES`."""
+    """Yield the rows of each metric for which ``view`` has all fields in ``needs``, in the order of `ANALYSES`."""
     for analysis in ANALYSES:
         if any(getattr(view, need) is None for need in analysis.needs):
             continue
@@ -133,9 +133,9 @@ def measure(view: LayerView) -> Iterator[Row]:
 
 
 def _around(run: SavedRun, tokens: Path, settings: Diagnose) -> dict[tuple[str, int], dict[str, Any]]:
-    """Return the fields of views that need the model, by layer and step.
+    """Return the fields of `LayerView` that need the rebuilt model, by layer and step.
 
-    Noise of gradients is of every snapshot, all other fields of the last step.
+    ``noise`` is measured at every snapshot, the other fields at the last step only.
     """
     around: defaultdict[tuple[str, int], dict[str, Any]] = defaultdict(dict)
     last = run.last_step
@@ -156,7 +156,10 @@ def _around(run: SavedRun, tokens: Path, settings: Diagnose) -> dict[tuple[str, 
 
 
 def _rebuilt(run: SavedRun, tokens: Path, count: int, step: int) -> RebuiltModel | None:
-    """Return the model after ``step`` with ``count`` validation tokens, ``None`` if that is 0 or it is not finite."""
+    """Return the model after ``step`` with ``count`` validation tokens.
+
+    Returns ``None`` if ``count`` is 0, or a weight or the loss is not finite.
+    """
     saved = run.model(step) if count else {}
     if not saved or not all(t.isfinite().all() for t in saved.values()):
         return None
@@ -169,7 +172,7 @@ def _rebuilt(run: SavedRun, tokens: Path, count: int, step: int) -> RebuiltModel
 def _one_thread() -> Iterator[None]:
     """Run PyTorch on one thread, so that the order of sums, and the bytes, do not depend on the number of threads.
 
-    For matrices of this size it is also faster, above all beside a training that uses every core.
+    One thread is also faster for matrices of this size, above all beside a training that uses every core.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -184,20 +187,20 @@ def _tensors(view: LayerView) -> dict[str, Tensor]:
 
 
 def _finite(view: LayerView) -> LayerView:
-    """Return ``view`` without its tensors that hold NaN or infinity: itself when there is none."""
+    """Return ``view`` with ``None`` for each tensor that holds NaN or infinity; ``view`` itself if there is none."""
     without: dict[str, Any] = {name: None for name, t in _tensors(view).items() if not t.isfinite().all()}
     return replace(view, **without) if without else view
 
 
 def _summary(metric: Metric, last: list[Row], layers: dict[str, dict[str, Any]]) -> float | None:
-    """Return the metric over all layers that have a value at the last step, ``None`` without any."""
+    """Return ``metric`` summarized over the layers with a row in ``last``; ``None`` if no layer has one."""
     rows = [row for row in last if row.metric == metric.name]
     sizes = [math.prod(layers[row.layer]["shape"]) if row.layer != WHOLE_MODEL else 1 for row in rows]
     return metric.summary([row.value for row in rows], sizes) if rows and metric.summary else None
 
 
 def _flags(last: list[Row]) -> Iterator[dict[str, Any]]:
-    """Yield the values at the last step that are beyond their metric's limit, in the order of the table."""
+    """Yield a flag for each value in ``last`` that is beyond its metric's limit, in the order of `ANALYSES`."""
     for metric, limit in [(a.name, a.metric.limit) for a in ANALYSES if a.metric.limit]:
         for row in last:
             if row.metric == metric and limit.crossed(row.layer, row.value):

@@ -1,14 +1,14 @@
 """The loss of a trained cell after its weights are quantized, or pruned.
 
-**Quantized**: weights and inputs of every linear layer are in one format (a head by its weight only), or the weights
-alone. The loss is on the run's validation sample. Kuzmin et al. 2022 (arXiv:2208.09225) find that formats differ much
-after training, and little if trained so. For a classifier the result is the metric that its grid compares, on test
-documents. Thresholds are chosen on validation documents in the unquantized model and kept.
+**Quantized**: weights and inputs of every linear layer are in one format (a head has only its weight quantized), or
+the weights alone. The loss is on the run's validation sample. Kuzmin et al. 2022 (arXiv:2208.09225) find that formats
+differ much if quantized after training, and little if trained in. For a classifier the result is the metric that its
+grid compares, on test documents. Its thresholds are chosen on validation documents in the unquantized model and kept.
 
-**Pruned**: the smallest weights of each layer are zero, which shows how few weights carry the loss. A step in
-proportion to a weight leaves small weights small, so its models can be pruned further (Schwarz et al. 2021,
-arXiv:2110.00296); a format's spacings are such a step. Pruning is by magnitude and layer by layer, without further
-training (Han et al. 2015, arXiv:1506.02626).
+**Pruned**: the smallest weights of each layer are set to zero, which shows how few weights carry the loss. Steps in
+proportion to the weights leave small weights small, so models trained with them can be pruned further (Schwarz et al.
+2021, arXiv:2110.00296). Steps scaled by a format's spacing are nearly proportional. Pruning is by magnitude and layer
+by layer, without further training (Han et al. 2015, arXiv:1506.02626).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Evaluated:
         return total / len(inputs)
 
     def scores(self, weights: Mapping[str, Tensor], recipe: Recipe, split: Split) -> TruthAndScores:
-        """Return truth and scores of a classifier's documents in a split, as `Pieces.scores` does."""
+        """Return the true labels and the scores of the documents in ``split``, as `Pieces.scores`; classifiers only."""
         assert isinstance(self._task, Classification)
         with self._evaluating(weights, recipe) as model:
             return self._task.of(split).scores(model, self.cell.train.batch)
@@ -89,10 +89,11 @@ def quantized(
     cell: Cell, run_dir: Path, tokens: Path, formats: Sequence[str] = SPLITS, granularity: str = "tensor", *,
     weights_only: bool = False, metric: Found | None = None,
 ) -> dict[str, float]:  # fmt: skip
-    """Return the validation loss (nats per token) of a run's final weights `AS_TRAINED`, `UNQUANTIZED` and in formats.
+    """Return the validation loss (nats per token) of a run's final weights, by how they are quantized.
 
-    With ``metric`` it is that metric of test documents, higher is better. ``granularity`` is one of
-    `what_if.GRANULARITIES`. Raises :class:`UserError` if a file of the run is missing or damaged.
+    The keys are `AS_TRAINED`, `UNQUANTIZED` and the names in ``formats``. With ``metric`` the values are that metric on
+    test documents, higher is better. ``granularity`` is one of `what_if.GRANULARITIES`; ``weights_only`` leaves inputs
+    unquantized. Raises :class:`UserError` if a file of the run is missing or damaged.
     """
     evaluated = Evaluated(cell, run_dir, tokens)
     recipes = {AS_TRAINED: recipe_of(evaluated.cell), UNQUANTIZED: Recipe(rules=())}
@@ -116,7 +117,7 @@ def quantized(
 
 
 def trained(data: Path, cell: Cell, formats: Sequence[str], column: str = "val_loss") -> dict[str, float]:
-    """Return ``column`` of `metrics.json` for the cells of ``formats`` with the arm, seed and rate of ``cell``.
+    """Return ``column`` of ``metrics.json`` by format, from the cells that differ from ``cell`` in the format alone.
 
     A format without a finished cell, or whose cell diverged, is left out.
     """
@@ -130,10 +131,10 @@ def trained(data: Path, cell: Cell, formats: Sequence[str], column: str = "val_l
 
 
 def pruned(cell: Cell, run_dir: Path, tokens: Path, shares: Sequence[float] = SHARES) -> dict[float, float]:
-    """Return the validation loss (nats per token) by the share of each layer's weights that is zero, 0 first.
+    """Return the validation loss (nats per token) by the share of each layer's weights set to zero, 0 first.
 
-    Linear layers are pruned, except a head that is an embedding too. Formats are those of the run. Raises
-    :class:`UserError` if a file of the run is missing or damaged.
+    Linear layers are pruned, except a head whose weight is also the embedding's. The model is quantized as in the run.
+    Raises :class:`UserError` if a file of the run is missing or damaged.
     """
     evaluated = Evaluated(cell, run_dir, tokens)
     recipe = recipe_of(evaluated.cell)
@@ -149,6 +150,6 @@ def pruned(cell: Cell, run_dir: Path, tokens: Path, shares: Sequence[float] = SH
 
 
 def without_smallest(weight: Tensor, share: float) -> Tensor:
-    """Return ``weight`` with ``share`` of its values, rounded to a whole number of them, at zero: the smallest ones."""
+    """Return ``weight`` (n elements) with the ``round(share * n)`` elements of smallest magnitude set to zero."""
     smallest = weight.abs().flatten().argsort(stable=True)[: round(share * weight.numel())]
     return weight.flatten().index_fill(0, smallest, 0.0).reshape(weight.shape)

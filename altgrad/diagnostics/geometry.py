@@ -1,9 +1,9 @@
 """The geometry of the loss at a run's final weights: its Fisher information and Hessian, beside the format's spacing.
 
-Is the quantization grid's geometry anything like the loss's? The natural gradient F^-1 g is steepest descent in the
-metric of the Fisher information F. A geometry-aware arm descends along S g, the Riemannian one along S^2 g, in the
-metric 1/S^2. If the format's geometry resembles the loss's, these are nearer to F^-1 g than g itself (``_plain``) and
-than S g with S shuffled (``_shuffled``) are.
+Does the format's spacing S (stiffness) resemble the geometry of the loss? The natural gradient F^-1 g is steepest
+descent in the metric of the Fisher information F. Spacing-scaled optimizers descend along S g, or along S^2 g, steepest
+descent in the metric 1/S^2. If S resembles the loss's geometry, these directions are nearer to F^-1 g than the controls
+are: g itself (``_plain``), and S g with S shuffled (``_shuffled``).
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ APPROXIMATIONS = {"kfac": "Kronecker factors", "diagonal": "diagonal"}
 
 
 def fisher_trace(view: LayerView) -> float:
-    """Of the true Fisher information, so comparable with the trace of the Hessian."""
+    """Return the trace of the true Fisher information, which can be compared with the trace of the Hessian."""
     return needed(view.fisher).diagonal.double().sum().item()
 
 
 def fisher_stiffness_rho(view: LayerView) -> float | None:
-    """-1 where weights that matter most to the loss have the finest spacing. ``None`` where either is constant."""
+    """Return the rank correlation of the Fisher diagonal and the stiffness; ``None`` where either is constant.
+
+    It is -1 where the weights that matter most to the loss have the finest spacing.
+    """
     return spearman(needed(view.fisher).diagonal, view.stiffness)
 
 

@@ -1,13 +1,12 @@
-"""What quantization does to a layer's weight gradient, and what the gradient knows of the quantization grid.
+"""What quantization does to a layer's weight gradient, and how the gradient correlates with the quantization grid.
 
-On one fixed batch: the gradient that the quantized path gives against the one that float32 would have given, against
-the stiffness of the weights, and whether units learn nothing of it. On `diagnose.noise_tokens`: how large it is beside
-its quantization noise, and which tensors that comes from.
+Metrics on one fixed batch compare the gradient of the quantized path with float32's and with the weights' stiffness.
+They also count units whose gradient is zero. Metrics on `diagnose.noise_tokens` compare the size of the gradient with
+its quantization noise, and split the noise by the tensor that causes it.
 
 Chmiel et al. 2025 (arXiv 2505.19115) find that quantized training becomes less effective once the norm of the gradient
-falls below about sqrt(3) times that of its quantization noise. They speak of the expected gradient; that of a batch,
-which is measured here, is larger by the noise of the batch, so that a ratio above the line is necessary and does not
-suffice.
+falls below about sqrt(3) times the norm of its quantization noise. They mean the expected gradient. The gradient of a
+batch, measured here, is larger by the noise of the batch. So a ratio above sqrt(3) is necessary, not sufficient.
 """
 
 from __future__ import annotations
@@ -33,24 +32,24 @@ WITH_STIFFNESS = (*GEOMETRY, "grad_quantized")
 
 
 def grad_snr_db(view: LayerView) -> float | None:
-    """``None`` if the two agree."""
+    """Return the SNR in dB of the quantized gradient; ``None`` if it equals float32's or float32's is zero."""
     exact = needed(view.grad_float)
     return ratio_db(exact, needed(view.grad_quantized).double() - exact.double())
 
 
 def grad_cosine(view: LayerView) -> float | None:
-    """``None`` when one of them is zero."""
+    """Return the cosine of the quantized and the float32 gradient; ``None`` when one of them is zero."""
     return cosine(needed(view.grad_quantized), needed(view.grad_float))
 
 
 def gradient_to_noise(view: LayerView) -> float | None:
-    """``None`` where quantization changes nothing."""
+    """Return the norm of the gradient over that of its noise; ``None`` where quantization changes nothing."""
     noise = needed(view.noise)
     return math.sqrt(noise.signal / noise.together) if noise.together else None
 
 
 def cosine_exact(view: LayerView) -> float | None:
-    """``None`` where quantization changes nothing, and where either gradient is zero."""
+    """Return the cosine of the gradients with and without noise; ``None`` where they are equal or one is zero."""
     noise = needed(view.noise)
     quantized = noise.signal + 2 * noise.along + noise.together  # squared norm of the gradient with its noise
     if not noise.together or not noise.signal or quantized <= 0:
@@ -59,17 +58,17 @@ def cosine_exact(view: LayerView) -> float | None:
 
 
 def noise_additivity(view: LayerView) -> float | None:
-    """``None`` where no cause makes any noise."""
+    """Return the noise power of all roles together over the sum of each alone; ``None`` where that sum is zero."""
     noise = needed(view.noise)
     alone = sum(noise.causes.values())
     return noise.together / alone if alone else None
 
 
 def noise_bias(view: LayerView) -> float | None:
-    """``None`` where there is no noise, before the last step, and where one sequence was all there was."""
+    """Return the bias as a share of bias + scatter; ``None`` without noise, or where bias was not measured."""
     noise = needed(view.noise)
     power = noise.bias + noise.scatter
-    return noise.bias / power if power > 0 else None  # of NaN too: where the two were not known by themselves
+    return noise.bias / power if power > 0 else None  # None for NaN too: bias and scatter were not measured
 
 
 def _share(role: str) -> Callable[[LayerView], float | None]:
@@ -83,12 +82,12 @@ def _share(role: str) -> Callable[[LayerView], float | None]:
 
 
 def gradient_stiffness_rho(view: LayerView) -> float | None:
-    """``None`` where the stiffness or the gradient is the same everywhere."""
+    """Return the rank correlation of the gradient's size and the stiffness; ``None`` where either is constant."""
     return spearman(needed(view.grad_quantized).abs(), view.stiffness)
 
 
 def descent_share(view: LayerView) -> float | None:
-    """Of two steps of equal length, one along -g and one along -S g, the second has this share of the first's descent.
+    """Return the loss descent of a step along -S g over that of a step of equal length along -g, to first order.
 
     To first order a step d changes the loss by <g, d>. For d = -r g/|g| that is -r |g|, for d = -r S g/|S g| it is
     -r <g, S g>/|S g|; their ratio <g, S g>/(|g| |S g|) is the cosine of the two directions, 1 for a constant S.
@@ -99,13 +98,13 @@ def descent_share(view: LayerView) -> float | None:
 
 
 def descent_share_shuffled(view: LayerView) -> float | None:
-    """The control of :func:`descent_share`: S with the same histogram and no place. ``None`` for a zero gradient."""
+    """Return :func:`descent_share` with S shuffled over the weights, its control. ``None`` for a zero gradient."""
     grad = needed(view.grad_quantized)
     return cosine(grad, shuffled(view.stiffness) * grad)
 
 
 def dead_unit_frac(view: LayerView) -> float:
-    """A row of the weight is an output unit; rounding its incoming gradient to zero kills it, as a unit's own zero."""
+    """Return the share of output units (rows of the weight) whose gradient is zero throughout."""
     return (needed(view.grad_quantized) == 0).all(dim=1).double().mean().item()
 
 

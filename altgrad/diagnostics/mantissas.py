@@ -37,9 +37,9 @@ COLUMNS = ("step", "layer", "role", "significand", "blocks", "magnitude")
 def mantissas(cell: Cell, run_dir: Path, tokens: Path) -> pd.DataFrame:
     """Return a row for each snapshot, tensor and part of a binade, with the columns `COLUMNS`.
 
-    ``significand`` is where the part begins, ``blocks`` the share of the tensor's blocks whose largest element lies
-    there, and ``magnitude`` the share of the sum of these elements. Blocks of zeros are left out. Raises
-    :class:`UserError` as `altgrad.diagnostics.what_if.probe` does.
+    ``significand`` is the start of the part, from 1 to 2. ``blocks`` is the share of the tensor's blocks whose largest
+    element has its significand in the part. ``magnitude`` is the share of these elements in the sum over all blocks.
+    Blocks of zeros are left out. Raises :class:`UserError` as `altgrad.diagnostics.what_if.probe` does.
     """
     return pd.DataFrame(_rows(cell, run_dir, tokens), columns=list(COLUMNS))
 
@@ -60,7 +60,7 @@ def _rows(cell: Cell, run_dir: Path, tokens: Path) -> Iterator[tuple[object, ...
 
 
 def histogram(t: Tensor) -> Iterator[tuple[float, float, float]]:
-    """Yield for each part of a binade where it begins, and its shares of blocks and of magnitude, as in `mantissas`.
+    """Yield ``(significand, blocks, magnitude)`` for each of the `PARTS` of a binade, as in `mantissas`.
 
     Args:
         t: float (n, k), finite.
@@ -75,15 +75,16 @@ def histogram(t: Tensor) -> Iterator[tuple[float, float, float]]:
 
 
 def spread_evenly(fmt: str) -> tuple[float, float]:
-    """Return both shares of `clamped`, in per cent, for largest elements whose logarithms are spread evenly."""
+    """Return the shares of blocks and magnitude that `clamped` has, in per cent, for log-uniform largest elements."""
     end = float(significand(Fraction(get_format(fmt).scale_target)))
     return 100 * math.log2(2 / end), 100 * (2 - end)
 
 
 def clamped(table: pd.DataFrame, fmt: str) -> pd.DataFrame:
-    """Return the shares of blocks and of magnitude that a scale by ``floor`` puts beyond the format, mean over steps.
+    """Return the shares of ``blocks`` and of ``magnitude`` that the scale rule ``floor`` would clamp in format ``fmt``.
 
-    A row for each layer and role, the largest share of magnitude first.
+    ``table`` comes from `mantissas`. The result has a row for each layer and role, with the mean over steps; the
+    largest share of magnitude is first.
     """
     end = significand(Fraction(get_format(fmt).scale_target))
     beyond = table.assign(**{name: table[name].where(table["significand"] >= end, 0.0) for name in COLUMNS[-2:]})

@@ -1,10 +1,10 @@
 """The noise in each layer's weight gradient, by its cause: quantized weights, inputs or incoming gradients.
 
-The gradient of one batch at a run's weights is taken five times, in float32 beside the quantization: with nothing
-quantized, with only the weights, only the inputs or only the incoming gradients of all layers, and with all three. The
-differences from the first are the noise of each cause and of all together. None includes the rounding to bfloat16,
-which an unquantized bf16 run has too. The loss is scaled so that incoming gradients are as large as in a step, since
-powers of two and remembered scales depend on their size.
+The gradient of one batch at a run's weights is computed five times, in float32 apart from the quantization: with
+nothing quantized, with only the weights, only the inputs or only the incoming gradients of all layers, and with all
+three. The differences from the unquantized gradient are the noise of each cause and of all together. The rounding to
+bfloat16 is left out, because an unquantized bf16 run has it too. The loss is scaled so that incoming gradients are as
+large as in a step, since power-of-two scales and remembered scales depend on their size.
 
 Noise that is the same in every batch is bias, and training follows it. Noise that differs from batch to batch averages
 out over steps. The batch is cut into parts to tell the two apart.
@@ -30,11 +30,11 @@ PARTS = 16  # of the batch, to tell bias from scatter
 
 
 class GradientNoise(NamedTuple):
-    """Squared Frobenius norms of a layer's weight gradient, ``signal``, and of the noise in it.
+    """Squared Frobenius norms of a layer's weight gradient (``signal``) and of its quantization noise.
 
-    ``causes`` has the noise of each quantized role alone. ``together`` is the noise of all roles at once, and ``along``
-    the inner product of the gradient with it. ``bias`` is the part of ``together`` that all batches share, ``scatter``
-    the part that differs between batches of training's size; both are NaN from one sequence.
+    ``causes`` has the noise with one role quantized alone, by role. ``together`` is the noise with all roles quantized,
+    and ``along`` the inner product of the gradient with that noise. ``bias`` is the part of ``together`` that all
+    batches share, ``scatter`` the part that differs between batches of training's size. Both are NaN if not measured.
     """
 
     signal: float
@@ -48,8 +48,8 @@ class GradientNoise(NamedTuple):
 class Batch(NamedTuple):
     """A batch (n, length) on which gradients of an unquantized ``model`` are taken.
 
-    ``saved`` has the amax histories of the run's quantizers. ``each`` is the weight of a sequence's mean loss in the
-    loss of a step, by default 1 / n.
+    ``saved`` has the amax histories of the run's quantizers. ``each`` is the factor of one sequence's mean loss in the
+    scaled loss of a training step; ``None`` means 1 / n.
     """
 
     model: GPT
@@ -59,7 +59,7 @@ class Batch(NamedTuple):
     each: float | None = None
 
     def gradients(self) -> dict[str, Tensor]:
-        """Return the gradients of the mean loss by layer, taken through the loss that a step scales."""
+        """Return the weight gradients of the mean loss, by layer; the backward pass runs at a training step's scale."""
         factor = 1.0 if self.each is None else self.each * len(self.inputs)
         embedded = embedded_weights(self.model)
         weights: dict[str, nn.Parameter] = {
@@ -69,7 +69,7 @@ class Batch(NamedTuple):
         return {name: grad / factor for name, grad in zip(weights, grads, strict=True)}
 
     def noise(self, recipe: Recipe, exact: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the float64 difference that quantizing by ``recipe`` makes to each of the ``exact`` gradients."""
+        """Return the gradients of the model quantized by ``recipe`` minus the ``exact`` ones, float64, by layer."""
         quantize_model(self.model, recipe)
         for name, layer in linear_layers(self.model).items():
             for role, quantizer in layer.quantizers.items() if isinstance(layer, QuantizedLinear) else ():
@@ -85,16 +85,16 @@ class Batch(NamedTuple):
 def gradient_noises(
     cell: Cell, saved: Mapping[str, Tensor], tokens: Path, most: int, *, apart: bool = True
 ) -> dict[str, GradientNoise]:
-    """Return the noise of each linear layer whose weight is not an embedding's, by name.
+    """Return the noise of each linear layer whose weight is not an embedding's, by layer name.
 
     Args:
-        cell: resolved.
-        saved: its parameters and buffers at some step, as ``model.safetensors`` names them.
+        cell: the resolved cell of the run.
+        saved: the run's parameters and buffers at one step, by their names in ``model.safetensors``.
         tokens: the folder of the token files.
-        most: validation tokens; at least one sequence is taken.
-        apart: whether to tell bias and scatter apart, which takes as long as the rest.
+        most: the largest number of validation tokens; at least one sequence is used.
+        apart: whether to measure ``bias`` and ``scatter`` too, which takes as long as the rest.
 
-    Empty where nothing is quantized, and where torchao quantizes, whose products cannot be quantized in part.
+    The result is empty if nothing is quantized, or if torchao quantizes: its products cannot be quantized in part.
     """
     recipe = recipe_of(cell)
     model, inputs, targets = plain_model(cell, saved, tokens, most)
@@ -112,7 +112,7 @@ def gradient_noises(
 
 
 def noises(batch: Batch, recipe: Recipe, roles: Collection[str]) -> dict[str, GradientNoise]:
-    """Return the noise of the gradients on ``batch`` by layer, of each role alone and of all together."""
+    """Return the gradient noise on ``batch`` by layer, with each of ``roles`` quantized alone and all together."""
     exact = batch.gradients()
     by_role = {role: batch.noise(only(recipe, [role]), exact) for role in roles}
     together = batch.noise(only(recipe, roles), exact)
@@ -129,12 +129,12 @@ def noises(batch: Batch, recipe: Recipe, roles: Collection[str]) -> dict[str, Gr
 
 
 def bias_and_scatter(batch: Batch, recipe: Recipe, sequences: int) -> dict[str, tuple[float, float]]:
-    """Return by layer the squared norm of the noise's mean over batches, and the mean squared distance from it.
+    """Return ``(bias, scatter)`` by layer: the squared norm of the mean noise, and the mean squared distance from it.
 
-    The batch is cut into `PARTS` or fewer, each quantized by itself; their noises count as independent draws. With m
-    their mean and s² the squared distance from it, over K - 1, the squared norm of the true mean is estimated without
-    bias by ||m||² - s² / K, and by 0 where that is negative. The distance is that of batches of ``sequences``, as if it
-    fell with their number. NaN for fewer than two sequences.
+    The batch is cut into K = `PARTS` parts or fewer, each quantized by itself; their noises count as independent draws.
+    Let m be the mean of the noises, and s² their summed squared distances from m over K - 1. The bias is estimated by
+    ||m||² - s² / K, or 0 where that is negative. The scatter is s², rescaled to batches of ``sequences`` as if it fell
+    in proportion to their number. Both are NaN for fewer than two sequences.
     """
     count = min(PARTS, len(batch.inputs))
     total: dict[str, Tensor] = {}
@@ -154,7 +154,7 @@ def bias_and_scatter(batch: Batch, recipe: Recipe, sequences: int) -> dict[str, 
 
 
 def only(recipe: Recipe, roles: Collection[str]) -> Recipe:
-    """Return ``recipe`` with only the tensors of ``roles`` quantized, and sums in float32."""
+    """Return ``recipe`` with only the tensors of ``roles`` quantized, and products summed in float32."""
     changes = dict.fromkeys(set(ROLES) - set(roles)) | {"accumulate": "float32", "backend": "emulated"}
     return Recipe(rules=tuple(rule.but(**changes) for rule in recipe.rules))
 

@@ -1,10 +1,10 @@
 """A run's model, rebuilt from the saved weights, and a fixed batch of its validation sample.
 
 The rebuilt model is the loss as the straight-through estimator sees it: weights and inputs of every quantized layer
-are rounded by its recipe, and rounding has the derivative 1. So every derivative of the loss is that of a smooth
-function with constant rounding errors, taken at the quantized weights, and the Hessian is symmetric. Two things are no
-part of a loss and are left out: the rounding of incoming gradients, and the zeros that ``gradient: clipped`` or
-``relu`` puts into gradients. Products are in float32.
+are rounded by its recipe, and rounding has the derivative 1. So the loss has the derivatives of a smooth function with
+constant rounding errors, taken at the quantized weights, and the Hessian is symmetric. Two things do not belong to a
+loss and are left out: the rounding of incoming gradients, and the zeros that ``gradient: clipped`` or ``relu`` puts
+into gradients. Products are in float32.
 
 NNGeometry 0.4 computes Fisher information and Kronecker factors too, but not of these layers. Its list of layer classes
 has neither embeddings nor quantized layers. Its linear layers take inputs of shape (samples, features), without the
@@ -39,8 +39,8 @@ ROUNDED = ("weight", "input")
 class StraightThroughLinear(nn.Module):
     """``round(x) @ round(weight).T + bias`` on the parameters of ``linear``, differentiable any number of times.
 
-    ``quantizers`` are those of the roles ``weight`` and ``input`` that are rounded. ``seen`` holds the rounded inputs
-    and the outputs of the last call.
+    ``quantizers`` has a quantizer for ``weight`` and ``input``; a role without one is not rounded. ``seen`` holds the
+    rounded inputs and the outputs of the last call.
     """
 
     def __init__(self, linear: nn.Linear, quantizers: Mapping[str, Quantizer]) -> None:
@@ -71,12 +71,12 @@ class StraightThroughLinear(nn.Module):
 class RebuiltModel:
     """The model of a finished run and a batch of validation tokens.
 
-    ``layers`` are its linear layers by name. A layer that shares its weight with an embedding is left out: most of that
-    gradient comes from the embedding, and no optimizer looks at its quantization grid.
+    ``layers`` are its linear layers by name. A layer that shares its weight with an embedding is left out: most of the
+    weight's gradient comes from the embedding, and no optimizer uses the weight's quantization grid.
     """
 
     def __init__(self, model: GPT, inputs: Tensor, targets: Tensor) -> None:
-        """Take a ``model`` whose linear layers are replaced; ``inputs`` and ``targets`` are int64 (n, length)."""
+        """Take a ``model`` after `replace_linear`; ``inputs`` and ``targets`` are int64 (n, length)."""
         self.model, self.inputs, self.targets = model.eval(), inputs, targets
         embedded = embedded_weights(model)
         layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, StraightThroughLinear)}
@@ -94,13 +94,13 @@ class RebuiltModel:
         return cls(model, inputs, targets)
 
     def loss(self, sequences: slice = slice(None)) -> Tensor:
-        """Return the mean loss (0-d, nats per token) of a range of the batch."""
+        """Return the mean loss (0-d, nats per token) of the batch's ``sequences``, by default all."""
         with second_derivatives():
             return self.model(self.inputs[sequences], self.targets[sequences])
 
 
 def plain_model(cell: Cell, saved: Mapping[str, Tensor], tokens: Path, most: int) -> tuple[GPT, Tensor, Tensor]:
-    """Return the unquantized model of ``cell`` with its ``saved`` parameters, and a batch, as in `RebuiltModel.of`."""
+    """Return ``(model, inputs, targets)``: the arguments are those of `RebuiltModel.of`, the model is unquantized."""
     task = task_of(cell, tokens, "val")
     inputs, targets = task.sample(max(1, most // cell.model.context))
     model = GPT(config_of(cell, task.vocab_size, task.labels))
@@ -112,8 +112,8 @@ def plain_model(cell: Cell, saved: Mapping[str, Tensor], tokens: Path, most: int
 
 
 def load_saved(cell: Cell, model: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """Load the ``saved`` parameters of a run of ``cell``; raises :class:`UserError` if one is missing."""
-    missing, _ = model.load_state_dict(saved, strict=False)  # it has buffers of quantizers too
+    """Load the ``saved`` parameters of ``cell`` into ``model``; raises :class:`UserError` if one is missing."""
+    missing, _ = model.load_state_dict(saved, strict=False)  # `saved` has buffers of quantizers too
     state = model.state_dict()
     loaded = {t.data_ptr() for name, t in state.items() if name in saved}  # a shared weight has one of its names
     absent = [name for name in missing if state[name].data_ptr() not in loaded]
@@ -146,5 +146,5 @@ def _quantizer(spec: Any, history: Tensor | None) -> Quantizer:
 
 
 def second_derivatives() -> AbstractContextManager[None]:
-    """Return a context in which attention can be differentiated twice, as its fused kernels cannot."""
+    """Return a context in which attention can be differentiated twice; its fused kernels cannot."""
     return sdpa_kernel(SDPBackend.MATH)

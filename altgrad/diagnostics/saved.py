@@ -1,8 +1,8 @@
 """Reading a run's files, one layer at a time: a model of any size needs memory for one layer only.
 
 `altgrad.training.records` describes ``probes.safetensors``, which has snapshots of the weights and the gradients of one
-step. ``model.safetensors`` holds the final weights by parameter name. A run that diverged between two snapshots has its
-last weights in that file alone.
+step. ``model.safetensors`` holds the final weights by parameter name. If a run diverged between two snapshots, only
+``model.safetensors`` has its last weights.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SavedRun(ExitStack):
         )
         self._steps: dict[str, dict[str, dict[int, str]]] = {}  # kind -> layer or entry -> step -> tensor name
         self._model_names = frozenset(self._model.keys())
-        probes = self._probes.keys()  # the file itself is no mapping, and cannot be iterated
+        probes = self._probes.keys()  # the open file itself cannot be iterated
         for name in probes:
             kind, step, layer = name.split("/", 2)
             self._steps.setdefault(kind, {}).setdefault(layer, {})[int(step)] = name
@@ -53,7 +53,7 @@ class SavedRun(ExitStack):
         self._recipes = {place: recipe_of(cell.under(place)).match(layers) for place in places}
 
     def views(self, layer: str) -> Iterator[LayerView]:
-        """Yield ``layer`` at each step that it was saved at, in order."""
+        """Yield a view of ``layer`` for each step at which its weight or gradients were saved, in ascending order."""
         steps = {kind: layers.get(layer, {}) for kind, layers in self._steps.items()}
         initial = previous = previous_grid = None
         for step in sorted({self.last_step, *(step for found in steps.values() for step in found)}):
@@ -74,7 +74,7 @@ class SavedRun(ExitStack):
                 initial = weight if step == 0 else initial
 
     def cell_at(self, step: int) -> Cell:
-        """Return the cell with the recipe after ``step``; `cell` has the recipe that the run ended with."""
+        """Return the cell with the recipe in use after ``step``; `cell` has the recipe that the run ended with."""
         return self._began.under(self._place(step))
 
     def _place(self, step: int) -> int:
@@ -82,12 +82,12 @@ class SavedRun(ExitStack):
 
     @property
     def model_steps(self) -> list[int]:
-        """The steps at which the whole model was saved, the last one included."""
+        """The steps at which the whole model was saved, ascending, including the last step."""
         saved = {step for steps in self._steps.get("state", {}).values() for step in steps}
         return sorted({*saved, self.last_step})
 
     def model(self, step: int | None = None) -> dict[str, Tensor]:
-        """Return every parameter and buffer by name, at the end or at one of `model_steps`.
+        """Return every parameter and buffer by name after ``step``, one of `model_steps`; ``None`` is the last step.
 
         A weight that a layer shares with an embedding has the layer's name in a snapshot, the embedding's at the end.
         """
@@ -103,13 +103,13 @@ class SavedRun(ExitStack):
     def _weight(self, layer: str, step: int, snapshots: dict[int, str]) -> Tensor | None:
         if step in snapshots:
             return self._probes.get_tensor(snapshots[step])
-        final = f"{layer}.weight"  # absent for a head that is tied to the embedding, stored under its name
+        final = f"{layer}.weight"  # absent for a head tied to the embedding: stored under the embedding's name
         if step == self.last_step and final in self._model_names:
             return self._model.get_tensor(final)
         return None
 
     def _grid(self, layer: str, step: int, weight: Tensor, remembered: Tensor | None) -> QuantizationGrid | None:
-        """Return the quantization grid of ``weight`` in the forward pass of ``step``."""
+        """Return the quantization grid of ``weight`` in the forward pass of ``step``, ``None`` if it is unquantized."""
         name, spec = self.formats[layer]["weight"], self._spec(layer, step)
         if self._place(step) != self._place(self.last_step):
             name = None if spec is None or spec.virtual else spec.format.name
@@ -120,9 +120,10 @@ class SavedRun(ExitStack):
         return QuantizationGrid.of(weight, spec.format, remembered, **spec.scale_options)
 
     def _virtual_grid(self, layer: str, step: int, weight: Tensor) -> QuantizationGrid | None:
-        """Return the quantization grid that the optimizer of ``weight`` sees and no product uses, at the weight's amax.
+        """Return the quantization grid of ``weight`` that only the optimizer sees, ``None`` if there is no such grid.
 
-        Weights on a finer grid may hold an amax of up to twice that, which the snapshots do not have.
+        The present amax of ``weight`` sets the scale. In training a weight on a finer grid may have had a scale from an
+        amax of up to twice that. Snapshots do not store that amax.
         """
         spec = self._spec(layer, step)
         if spec is None or not spec.virtual:
@@ -144,5 +145,5 @@ def _open(path: Path) -> Any:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Return a key that puts blocks.10 behind blocks.9."""
+    """Return a sort key for layer names that puts ``blocks.10`` after ``blocks.9``."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -1,8 +1,8 @@
-"""What a layer's weights are under their format, from what a run saved: the metrics whose role is ``weight``.
+"""The metrics of a layer's weights (role ``weight``), computed from the files of a run.
 
-Where they lie, in bins that can be compared between formats and within one; which codes they use, and what each bit of
-these carries; what rounding does to them; their stiffness, which is how far apart the representable values are around
-each; how many directions the matrix uses; how far they have moved.
+They measure the distribution of the weights over magnitudes, the codes in use and the entropy of each bit, and the
+rounding error. They also measure the stiffness (the distance between representable values around each weight), the rank
+of the matrix, and the distance from the initial weights.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MISALIGNMENT_BINS = 16  # on [0, 1/2]
 
 
 def log2_magnitude(view: LayerView) -> Histogram | None:
-    """x is a bin's lower edge. ``None`` if every weight is zero.
+    """Return the share of non-zero weights by log2|w|; x is a bin's lower edge. ``None`` if every weight is zero.
 
     The bins are the same for every layer, run and format, so two histograms can be compared bin by bin.
     """
@@ -50,21 +50,21 @@ def log2_magnitude(view: LayerView) -> Histogram | None:
 
 
 def binade_usage(view: LayerView) -> Histogram:
-    """x is the binade's exponent; all below the smallest normal value, where spacings are equal, is emin - 1."""
+    """Return the share of weights by binade; x is the exponent, emin - 1 for all below the smallest normal value."""
     fmt = needed(view.grid).format
-    # frexp's exponent is that of the next binade up: 1 = 0.5 * 2^1.
+    # frexp returns the exponent of the next binade up: 1 = 0.5 * 2^1.
     exponent = torch.frexp(view.scaled.abs()).exponent - 1
     exponent = torch.where(view.scaled == 0, fmt.emin - 1, exponent).clamp(fmt.emin - 1, fmt.emax)
     return Histogram(*_shares(exponent))
 
 
 def range_low_log2(view: LayerView) -> float:
-    """The left edge of `log2_magnitude`'s weights that have a value of their own."""
+    """Return log2 of the format's smallest positive value over the layer's median scale."""
     return _edge(view, needed(view.geometry).format.smallest)
 
 
 def range_high_log2(view: LayerView) -> float:
-    """The right edge: what lies beyond it saturates."""
+    """Return log2 of the format's largest value over the layer's median scale; larger weights saturate."""
     return _edge(view, needed(view.geometry).format.max)
 
 
@@ -78,7 +78,7 @@ def _shares(bins: Tensor) -> tuple[list[float], list[float]]:
 
 
 def code_usage(view: LayerView) -> Histogram | None:
-    """x is the rung. ``None`` for formats of over 8 bits."""
+    """Return the share of weights by rung x (position on the number line); ``None`` for formats of over 8 bits."""
     if needed(view.grid).format.bits > WIDEST_SHOWN:
         return None
     rungs, counts = view.rung_counts
@@ -86,20 +86,20 @@ def code_usage(view: LayerView) -> Histogram | None:
 
 
 def code_used_frac(view: LayerView) -> float:
-    """+0 and -0 are one value."""
+    """Return the share of the format's values that occur among the weights; +0 and -0 are one value."""
     rungs, _ = view.rung_counts
     return len(rungs) / len(needed(view.grid).format.values)
 
 
 def code_entropy(view: LayerView) -> float:
-    """At most log2 of the number of values, 0 if all weights share one."""
+    """Return the entropy in bits of the weights over the format's values: 0 if all weights share one value."""
     return entropy(view.rung_counts[1])
 
 
 def bit_activity(view: LayerView) -> Histogram:
-    """x is the bit, 0 the lowest of the mantissa, the highest the sign.
+    """Return the entropy of each bit of the code; x is the bit, 0 the lowest of the mantissa, the last the sign.
 
-    1 is a bit that is set in half of the weights, 0 one that never changes and so carries nothing.
+    The entropy is 1 for a bit that is set in half of the weights, 0 for a bit that is the same in all of them.
     """
     counts = view.code_counts
     codes = np.arange(len(counts))
@@ -109,24 +109,27 @@ def bit_activity(view: LayerView) -> Histogram:
 
 
 def code_stale_frac(view: LayerView) -> float:
-    """Each snapshot is on the quantization grid of its own scale, as the forward pass sees it."""
+    """Return the share of weights with the code of the previous snapshot, each snapshot quantized at its own scale."""
     now = needed(view.grid).rungs(needed(view.weight))
     before = needed(view.previous_grid).rungs(needed(view.previous))
     return (now == before).double().mean().item()
 
 
 def sqnr_db(view: LayerView) -> float | None:
-    """``None`` if nothing was rounded."""
+    """Return the SQNR of the weights in dB; ``None`` if rounding changes none, or all are zero."""
     return ratio_db(view.scaled, view.on_grid - view.scaled.double())
 
 
 def misalignment_mean(view: LayerView) -> float:
-    """The mean of :func:`misalignment`, without its bins."""
+    """Return the mean distance from a weight to its rounded value, in ulp."""
     return _misalignment(view).mean().item()
 
 
 def misalignment(view: LayerView) -> Histogram:
-    """x is the lower edge of a bin on [0, 1/2]. Flat: the weights pay no heed to the quantization grid."""
+    """Return the share of weights by distance to the rounded value in ulp; x is a bin's lower edge in [0, 1/2].
+
+    The histogram is flat if the weights ignore the quantization grid.
+    """
     bins = (2 * MISALIGNMENT_BINS * _misalignment(view)).long().clamp_max(MISALIGNMENT_BINS - 1).flatten()
     counts = torch.bincount(bins, minlength=MISALIGNMENT_BINS).double()
     edges = [i / (2 * MISALIGNMENT_BINS) for i in range(MISALIGNMENT_BINS)]
@@ -134,12 +137,12 @@ def misalignment(view: LayerView) -> Histogram:
 
 
 def boundary_frac(view: LayerView) -> float:
-    """The edge is min(max, 2^16), which the amax is scaled to."""
+    """Return the share of weights that round to min(max, 2^16), to which the amax is scaled, or beyond."""
     return (view.on_grid.abs() >= needed(view.grid).format.scale_target).double().mean().item()
 
 
 def underflow_frac(view: LayerView) -> float:
-    """0 if every weight is zero."""
+    """Return the share of the non-zero weights that round to zero; 0 if every weight is zero."""
     nonzero = needed(view.weight) != 0
     lost = nonzero & (view.on_grid == 0)
     return int(lost.sum()) / max(1, int(nonzero.sum()))
@@ -150,18 +153,18 @@ def _misalignment(view: LayerView) -> Tensor:
 
 
 def stiffness_field(view: LayerView) -> Histogram:
-    """x is floor(log2 S), the binade of the stiffness; ready to be drawn over snapshots."""
+    """Return the share of weights by binade of their stiffness S; x is floor(log2 S)."""
     found, counts = _binades(view)
     return Histogram(found.tolist(), (counts / counts.sum()).tolist())
 
 
 def stiffness_entropy(view: LayerView) -> float:
-    """0 where all weights have one stiffness, as in a format without exponent bits: then it is a learning rate."""
+    """Return the entropy in bits of the weights over binades of S; 0 if S is the same for all, as in E0M7."""
     return entropy(_binades(view)[1])
 
 
 def stiffness_spread(view: LayerView) -> float:
-    """0 where all weights have one stiffness."""
+    """Return the standard deviation of log2 S; 0 where all weights have one stiffness."""
     return view.stiffness.log2().std(correction=0).item()
 
 
@@ -170,18 +173,18 @@ def _binades(view: LayerView) -> tuple[np.ndarray, np.ndarray]:
 
 
 def stable_rank(view: LayerView) -> float | None:
-    """``None`` for a matrix of zeros."""
+    """Return the sum of squared singular values over the largest square; ``None`` for a matrix of zeros."""
     squares = view.singular_values.square()
     return (squares.sum() / squares[-1]).item() if squares[-1] > 0 else None
 
 
 def effective_rank(view: LayerView) -> float | None:
-    """``None`` for a matrix of zeros."""
+    """Return exp of the entropy of the normalized singular values; ``None`` for a matrix of zeros."""
     return _effective_rank(view.singular_values)
 
 
 def effective_rank_kept(view: LayerView) -> float | None:
-    """``None`` when either matrix is all zeros."""
+    """Return the effective rank over that of the initial weights; ``None`` when either matrix is all zeros."""
     now, then = effective_rank(view), _effective_rank(singular_values(needed(view.initial)))
     return now / then if now and then else None
 
@@ -193,14 +196,17 @@ def _effective_rank(values: Tensor) -> float | None:
 
 
 def init_distance(view: LayerView) -> float | None:
-    """``None`` if the initial weights are all zero."""
+    """Return the distance from the initial weights over their norm; ``None`` if they are all zero."""
     initial = needed(view.initial).double()
     length = initial.norm().item()
     return (needed(view.weight).double() - initial).norm().item() / length if length else None
 
 
 def init_distance_kept(view: LayerView) -> float | None:
-    """It can exceed 1 where small steps cross from one value to the next. ``None`` for weights that have not moved."""
+    """Return the distance that the rounded weights moved over that of the weights; ``None`` if no weight moved.
+
+    It can exceed 1 where small steps cross from one representable value to the next.
+    """
     grid, initial = needed(view.grid), needed(view.initial)
     moved = (view.scaled.double() - grid.scaled(initial).double()).norm().item()
     shown = (view.on_grid.double() - grid.rounded(initial).double()).norm().item()
@@ -208,7 +214,7 @@ def init_distance_kept(view: LayerView) -> float | None:
 
 
 def init_distance_rungs(view: LayerView) -> float:
-    """Both are on the quantization grid of the weights as they are now."""
+    """Return the mean distance from the initial weights in rungs, both rounded at the present weights' scale."""
     grid = needed(view.grid)
     moved = rung(view.on_grid, grid.format) - grid.rungs(needed(view.initial))
     return moved.abs().double().mean().item()

@@ -3,12 +3,12 @@
 The tensors are weights, inputs and incoming gradients of every linear layer, from the run's rebuilt model and one probe
 batch. The forward pass includes the run's rounding; incoming gradients are those of the mean loss before any rounding.
 
-A tensor is quantized by the functions and the `TensorRecipe` of training, so the errors are those of a run with that
-recipe. Granularities lie along the last dimension of each tensor. That is the sum of the forward product, and for an
-incoming gradient the sum of its product with the weight.
+A tensor is quantized by the functions and the `TensorRecipe` of training, so a run with that recipe has the same
+errors. Rows and blocks lie along the last dimension of each tensor. The forward product sums over that dimension, and
+so does the product of an incoming gradient with the weight.
 
-`what_if` measures, `recommended` picks the best split for each layer and role, and `as_yaml` writes it as a recipe for
-params.yaml and checks that it is read back.
+`what_if` measures, `recommended` picks the best split for each layer and role, and `as_yaml` writes the choice as a
+recipe for params.yaml.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from altgrad.numerics.rounding import OVERFLOW_SLACK
 TOKENS = 256  # of the probe batch
 SEED = 0  # of stochastic rounding
 ROUNDINGS = ("nearest-even", "stochastic")
-#: What may have a scale of its own, as settings of a recipe. Blocks are those of OCP MX, their scale rounded as the
-#: bench does by default, and as the specification says, which saturates.
+#: Settings of a recipe by granularity: what has a scale of its own. Blocks are those of OCP MX. ``block`` rounds their
+#: scale by the bench's default, ``block_floor`` as the specification says, which saturates.
 GRANULARITIES: dict[str, dict[str, Any]] = {
     "tensor": {},
     "row": {"granularity": "row"},
@@ -54,19 +54,19 @@ COLUMNS = (
 
 
 class Probed(NamedTuple):
-    """A layer's tensors, by what a recipe calls them: weight (out, in), input (tokens, in), grad (tokens, out)."""
+    """A layer's tensors by role: weight (out, in), input (tokens, in) and incoming gradient grad (tokens, out)."""
 
     weight: Tensor
     input: Tensor
     grad: Tensor
 
     def loss_change(self, role: str, error: Tensor) -> tuple[float, float]:
-        """Return the loss' change of first and of second order (nats per token) if ``error`` is added to a tensor.
+        """Return the first- and second-order loss change (nats per token) if ``error`` is added to the tensor ``role``.
 
-        First order is the gradient's product with the error. Second order is half the error's squares weighted by the
-        empirical Fisher information's diagonal (LeCun et al. 1989 took the Hessian's), a token being a sample: for a
-        weight N sum_t (g_t a_t)^2, g the incoming gradients of the mean loss over N tokens and a the inputs; for an
-        input N (dL/da)^2. Both are NaN for ``grad``, of which the loss is no function.
+        First order is the inner product of gradient and error. Second order is half the sum of squared errors weighted
+        by the diagonal of the empirical Fisher information, with a token as sample (LeCun et al. 1989 used the
+        Hessian's). The diagonal is N sum_t (g_t a_t)^2 for a weight and N (dL/da)^2 for an input: g are the incoming
+        gradients of the mean loss over N tokens, a the inputs. Both changes are NaN for ``grad``.
         """
         if role == "grad":
             return float("nan"), float("nan")
@@ -85,8 +85,8 @@ def probe(
 ) -> dict[str, Probed]:  # fmt: skip
     """Return the tensors of each linear layer of a finished run, on at most ``most`` validation tokens.
 
-    ``step`` is that of a snapshot, or the last. Raises :class:`UserError` for a run that is not finished, or whose
-    weights or gradients are not finite.
+    ``step`` is the step of a snapshot; ``None`` is the last step. Raises :class:`UserError` for a run that is not
+    finished, or whose weights or gradients are not finite.
     """
     with SavedRun(cell, run_dir) as run:
         at = run.cell if step is None else run.cell_at(step)
@@ -114,7 +114,7 @@ def probe(
 
 
 def splits(bits: int) -> tuple[str, ...]:
-    """Return the formats of ``bits`` bits, exponent bits rising from none, special codes as their standards say."""
+    """Return the names of the formats of ``bits`` bits by rising exponent bits: ``"E0M7"`` to ``"E7M0"`` for 8."""
     return tuple(f"E{e}M{bits - 1 - e}" for e in range(bits))
 
 
@@ -122,14 +122,14 @@ SPLITS = splits(8)
 
 
 def spec_of(fmt: str, granularity: str) -> TensorRecipe:
-    """Return how a tensor is quantized in a format with one of `GRANULARITIES`."""
+    """Return the recipe that quantizes a tensor to the format ``fmt`` with the ``granularity``, of `GRANULARITIES`."""
     return TensorRecipe(format=get_format(fmt), **GRANULARITIES[granularity])
 
 
 def what_if(layers: Mapping[str, Probed], formats: Sequence[str] = SPLITS) -> pd.DataFrame:
     """Return a row for each tensor and each way to quantize it, with the columns `COLUMNS`.
 
-    ``loss_first`` and ``loss_second`` are those of `Probed.loss_change`.
+    ``loss_first`` and ``loss_second`` are the two numbers that `Probed.loss_change` returns.
     """
     return pd.DataFrame(_rows(layers, formats), columns=list(COLUMNS))
 
@@ -148,11 +148,11 @@ def _rows(layers: Mapping[str, Probed], formats: Sequence[str]) -> Iterator[tupl
 
 
 def recommended(table: pd.DataFrame, granularity: str = "tensor") -> Recipe:
-    """Return the recipe of the splits with the highest SQNR, rounded to nearest, for each layer and role.
+    """Return the recipe with the format of highest SQNR, rounded to nearest, for each layer and role.
 
-    A split of fewer exponent bits wins a tie. The input of a head is left as it is, as in FP8 training practice. The
-    commonest choice is the rule for all layers, and each other layer has one of its own. ``granularity`` is one of
-    `GRANULARITIES`.
+    ``table`` comes from `what_if`, ``granularity`` is one of `GRANULARITIES`. Of equal formats the one with fewer
+    exponent bits is taken. The input of a head is not quantized, as in FP8 training practice. The most common choice is
+    the rule for all layers, and each layer with another choice has its own rule.
     """
     rows = table[(table.granularity == granularity) & (table.rounding == "nearest-even") & table.sqnr_db.notna()]
     rows = rows.sort_values("format", kind="stable")
@@ -169,9 +169,9 @@ def recommended(table: pd.DataFrame, granularity: str = "tensor") -> Recipe:
 
 
 def as_yaml(recipe: Recipe) -> str:
-    """Return ``recipe`` as the entry what_if of ``recipes:`` in params.yaml, which reads back to the same recipe.
+    """Return YAML for params.yaml with ``recipe`` as the entry ``what_if`` of ``recipes:``.
 
-    Raises :class:`UserError` if it does not.
+    Raises :class:`UserError` if the text does not read back to the same recipe.
     """
     lines = ["recipes:", "  what_if:"]
     for rule in recipe.rules:
@@ -190,7 +190,7 @@ def _rule(layers: str, choice: Mapping[str, str], granularity: str) -> Rule:
 
 
 def _flow(spec: TensorRecipe) -> str:
-    """Return a tensor's recipe in one line: the format's name where nothing else is set."""
+    """Return a tensor's recipe as YAML: ``E4M3`` if nothing else is set, else ``{format: E4M3, block: 32}``."""
     plain = TensorRecipe(format=spec.format)
     settings = [name for name in TensorRecipe.model_fields if getattr(spec, name) != getattr(plain, name)]
     if not settings:
@@ -200,7 +200,7 @@ def _flow(spec: TensorRecipe) -> str:
 
 
 class TensorError(NamedTuple):
-    """The metrics of these names; ``sqnr_db`` is infinite where nothing was rounded, NaN for a tensor of zeros."""
+    """Three metrics of a rounded tensor. ``sqnr_db`` is infinite if rounding changed nothing, NaN for all zeros."""
 
     sqnr_db: float
     underflow_frac: float
@@ -210,14 +210,14 @@ class TensorError(NamedTuple):
 def rounded(t: Tensor, spec: TensorRecipe, rounding: str = "nearest-even") -> Tensor:
     """Return ``round(t * scale) / scale`` for ``t`` (n, k) with the dynamic scales of ``spec``: float32 (n, k).
 
-    ``rounding`` is a mode of `quantize`; ``stochastic`` draws from a generator of its own, the same for each call.
+    ``rounding`` is a mode of `quantize`; ``stochastic`` uses the same random numbers in each call.
     """
     generator = torch.Generator().manual_seed(SEED) if rounding == "stochastic" else None
     return quantize(t.float(), spec.format, scale=_scale(t, spec), rounding=rounding, generator=generator)
 
 
 def tensor_error(t: Tensor, after: Tensor, spec: TensorRecipe) -> TensorError:
-    """Return the error of ``after``, which `rounded` returned for ``t`` (n, k)."""
+    """Return the errors of ``after``, the result of `rounded` for ``t`` (n, k) and ``spec``."""
     size = (t.float() * _scale(t, spec)).abs()
     nonzero = t != 0
     lost = int((nonzero & (after == 0)).sum()) / max(1, int(nonzero.sum()))

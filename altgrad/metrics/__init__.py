@@ -2,8 +2,8 @@
 
     metric.Metric -> the rows in table.METRICS
 
-The functions that measure are elsewhere: ``training.monitor`` while a run goes on,
-``diagnostics`` from its files, ``reporting`` from all runs together. ``python -m altgrad.metrics`` prints the table.
+Other packages measure: ``training.monitor`` during a run, ``diagnostics`` from a run's files, ``reporting`` from all
+runs together. ``python -m altgrad.metrics`` prints the table.
 """
 
 from altgrad.metrics.metric import Limit, Metric, mean, per_weight

@@ -9,7 +9,7 @@ from altgrad.metrics.table import METRICS
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    """Print the table of metrics, then those whose row stands beside their function."""
+    """Print every metric: first the rows of `METRICS`, then the rows that modules of diagnostics define."""
     ArgumentParser(prog=called("metrics"), description=__doc__).parse_args(arguments)
     from altgrad.diagnostics import ANALYSES  # a command may look into all packages; nothing imports this module
 

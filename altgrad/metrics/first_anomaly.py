@@ -1,19 +1,20 @@
 """Which tensor left the band of healthy runs first, in a run that diverged or ended worse: the first anomalous tensor.
 
-**Bands.** A run's live measurements are compared with those of healthy runs, its *peers*, tensor by tensor and metric
-by metric, at every step that they share. Values are compared in binades (log2; dB over 6.02), so one floor serves all.
+**Bands.** A run's live measurements are compared with those of healthy runs, its *peers*: each metric of each tensor at
+every step that they share. Values are compared in binades (log2; dB over 6.02), so one floor serves all.
 The middle of a band is the peers' median at that step. Its spread is pooled: over the steps of a tensor, and half of it
 over all layers, since a few runs say little about one tensor. With fewer than `LEAST_PEERS` peers there is no band, and
 the limits of the metrics' rows take its place.
 
-**Excursions.** An excursion is a value more than `THRESHOLD` spreads from the middle of its band, in this pass and the
-next one, if there is one. The first anomaly is the earliest excursion that is no later than the loss's own: what leaves
-its band after the loss rose, by `LOSS_THRESHOLD` spreads, is a consequence. So is an update beside a tensor of the same
-step, whose gradients the update is made of. Of several tensors in one pass the farthest out is named. Of equally far
-ones, such as NaN, weights come first, then tensors in the order in which they are computed.
+**Excursions.** An excursion is a value more than `THRESHOLD` spreads from the middle of its band, in one pass and in
+the next one, if there is one. The first anomaly is the earliest excursion that is no later than the loss's: a tensor
+that leaves its band after the loss rose by `LOSS_THRESHOLD` spreads is a consequence. An update is a consequence of a
+tensor that leaves its band at the same step, since that step's gradients make the update. Of several tensors in one
+pass the farthest from its band is named. Of equally far tensors, such as ones with NaN, weights come first, then
+tensors in the order in which they are computed.
 
-The thresholds were chosen on injected faults; reports/first_anomaly has what they find in others. Updates have a
-threshold of their own: they vary more from step to step than from run to run, and a spread is over steps too.
+The thresholds were chosen on injected faults; reports/first_anomaly has the results on other faults. Updates have a
+threshold of their own: they vary more from step to step than from run to run, and spreads are pooled over steps.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ KEY = ["layer", "role", "metric"]
 LOSSES = ["train_loss", "val_loss"]
 LEAST_SHARE = 2.0**-10  # added to a share before its logarithm, which would be infinite at 0
 PER_BINADE = 20 * np.log10(2)  # dB
-# A mean has no sign to lose, non-finite values need no band, and attention_entropy covers the third.
+# The logarithm would lose the sign of a mean, nonfinite needs no band, and attention_entropy covers the third.
 OMITTED = {"mean", "nonfinite", "attention_low_heads"}
 UPDATE = "update"
 FORWARD, BACKWARD = ("input", "output"), ("grad", "weight_grad", UPDATE)  # the roles of a pass, in order
@@ -50,8 +51,8 @@ Way = Callable[[np.ndarray], np.ndarray]
 class Trace:
     """What a run recorded: ``monitors`` (step, layer, role, metric, value), ``history`` (step, train_loss, val_loss).
 
-    ``diverged`` is the step at which the run was found to have diverged, if it was; ``nonfinite`` the first tensor of
-    that step that was not finite, as ``"blocks.0.mlp.up grad"``, or "".
+    ``diverged`` is the step at which the run was found to have diverged, ``None`` if it did not. ``nonfinite`` is the
+    first tensor of that step that was not finite, such as ``"blocks.0.mlp.up grad"``, or "".
     """
 
     monitors: pd.DataFrame
@@ -61,7 +62,7 @@ class Trace:
 
     @cached_property
     def tensors(self) -> pd.DataFrame:
-        """The measurements in binades, (layer, role, metric) x step.
+        """The measurements in binades: a row for each (layer, role, metric), a column for each step.
 
         Infinity stands for a recorded value that is not finite, NaN for one that was not recorded.
         """
@@ -82,8 +83,9 @@ class Trace:
 class Healthy:
     """Statistics of the finite values of several runs, in binades. A run may lack keys or steps that another has.
 
-    All but ``index`` (keys) and ``columns`` (steps) are arrays (keys, steps): the number of runs with a value, their
-    median, the summed squares of their distances from it, and their extremes; NaN where no run has a value.
+    ``index`` has the keys, ``columns`` the steps. The others are arrays (keys, steps): ``count`` is the number of runs
+    with a value, ``middle`` their median, ``squares`` the summed squared distances from the median, ``low`` and
+    ``high`` the extremes. All but ``count`` and ``squares`` are NaN where no run has a value.
     """
 
     index: pd.Index
@@ -96,7 +98,7 @@ class Healthy:
 
     @classmethod
     def of(cls, frames: Sequence[pd.DataFrame]) -> Healthy:
-        """Return the statistics over the ``frames`` of runs, keys x steps; at least one."""
+        """Return the statistics over ``frames``, one or more: a frame (keys x steps) of values for each run."""
         index, columns = _union(frame.index for frame in frames), _union(frame.columns for frame in frames)
         stack = np.stack([frame.reindex(index=index, columns=columns).to_numpy(dtype="float64") for frame in frames])
         stack[~np.isfinite(stack)] = np.nan
@@ -111,7 +113,7 @@ class Healthy:
         return cls(index, columns, count, middle, squares, stack[0], at(count - 1))
 
     def like(self, values: pd.DataFrame) -> Healthy:
-        """Return the same statistics for the keys and steps of ``values``."""
+        """Return the statistics at the keys and steps of ``values``; those that no run has count 0 runs."""
         rows, columns = self.index.get_indexer(values.index), self.columns.get_indexer(values.columns)
         unknown = (rows < 0)[:, None] | (columns < 0)
 
@@ -125,7 +127,7 @@ class Healthy:
 
 
 class Peers(tuple[Trace, ...]):
-    """Healthy runs. Their statistics are computed once, however many runs are compared with them."""
+    """Healthy runs. Their statistics are computed once, for any number of comparisons."""
 
     @cached_property
     def tensors(self) -> Healthy:
@@ -138,9 +140,10 @@ class Peers(tuple[Trace, ...]):
 
 @dataclass(frozen=True)
 class Bands:
-    """A run's values (keys, steps), in binades, and the ``middle`` and ``spread`` of its peers', NaN where unknown.
+    """A run's ``values`` (keys, steps) in binades, and the band that its peers make at each of them.
 
-    ``low`` and ``high`` are the peers' extremes.
+    The band has a ``middle``, a ``spread`` and the peers' extremes ``low`` and ``high``. ``middle`` is NaN where fewer
+    than `LEAST_PEERS` peers have a value.
     """
 
     values: pd.DataFrame
@@ -151,29 +154,29 @@ class Bands:
 
     @property
     def beyond(self) -> np.ndarray:
-        """How far out each value is, in spreads, with its sign; 0 where there is no value or no band."""
+        """The distance of each value from ``middle``, in spreads, with its sign; 0 without a value or a band."""
         known = np.isfinite(self.middle)
         far = (self.values.to_numpy() - self.middle) / self.spread
         return np.where(known & ~np.isnan(far), far, 0.0)
 
 
 def tensor_bands(run: Trace, peers: Peers) -> Bands:
-    """Return the bands of every tensor and metric that ``run`` has, at its steps."""
+    """Return the bands of every tensor and metric of ``run`` at each step that it recorded."""
     return _bands(run.tensors, peers.tensors, run.tensors.index.droplevel("layer"), FLOOR)
 
 
 def loss_bands(run: Trace, peers: Peers) -> Bands:
-    """Return the bands of the losses, keyed by their names."""
+    """Return the bands of the losses of ``run``; the keys are ``train_loss`` and ``val_loss``."""
     return _bands(run.losses, peers.losses, run.losses.index, LOSS_FLOOR)
 
 
 def to_binades(metric: str, value: np.ndarray) -> np.ndarray:
-    """Return values of a metric on a scale whose unit is a factor of two."""
+    """Return ``value``, in the unit of ``metric``, in binades: a difference of 1 is a factor of two."""
     return _scale(metric)[0](value)
 
 
 def from_binades(metric: str, value: np.ndarray) -> np.ndarray:
-    """Undo `to_binades`."""
+    """Return ``value``, in binades, in the unit of ``metric``: the inverse of `to_binades`."""
     return _scale(metric)[1](value)
 
 
@@ -195,7 +198,7 @@ def _union(indexes: Iterable[pd.Index]) -> pd.Index:
 
 
 def _bands(values: pd.DataFrame, healthy: Healthy, groups: pd.Index, floor: float) -> Bands:
-    """Return the bands of ``values``; half of a spread is common to all keys of a group."""
+    """Return the bands of ``values``. ``groups`` names each key's group; half of a key's variance is its group's."""
     peers = healthy.like(values)
     freedom = np.maximum(peers.count - 1, 0)
     own = peers.squares.sum(axis=1) / np.maximum(freedom.sum(axis=1), 1)
@@ -224,7 +227,7 @@ class Excursion:
 
 @dataclass(frozen=True)
 class FirstAnomaly:
-    """``excursion`` is ``None`` if no tensor left its band before the loss did.
+    """The first excursion of a run: ``excursion`` is ``None`` if no tensor left its band before the loss did.
 
     ``loss_step`` is the step at which the loss left its band or the run diverged, ``None`` if neither happened.
     ``peers`` is the number of healthy runs that made the bands, 0 where limits took their place.
@@ -244,7 +247,7 @@ class FirstAnomaly:
 def first_anomaly(
     run: Trace, peers: Peers, threshold: float = THRESHOLD, update_threshold: float = UPDATE_THRESHOLD
 ) -> FirstAnomaly:
-    """Return what left its band first in ``run``, which is none of the ``peers``; see the module."""
+    """Return the first anomaly of ``run``, as the module defines it. ``peers`` are healthy runs other than ``run``."""
     enough = len(peers) >= LEAST_PEERS
     loss_step = _loss_step(run, peers if enough else None)
     excursions = _nonfinite(run)
@@ -261,7 +264,7 @@ def threshold_of(role: str) -> float:
 
 
 def _lasting(out: np.ndarray, recorded: np.ndarray) -> np.ndarray:
-    """Return where ``out`` (keys, steps) is true in this pass and in the key's next recorded one, if there is one."""
+    """Return where ``out`` (keys, steps) is true there and also at the key's next ``recorded`` step, if any."""
     kept = np.zeros_like(out)
     following = np.ones(len(out), dtype=bool)
     for step in reversed(range(out.shape[1])):
@@ -271,7 +274,7 @@ def _lasting(out: np.ndarray, recorded: np.ndarray) -> np.ndarray:
 
 
 def _loss_step(run: Trace, peers: Peers | None) -> int | None:
-    """Return the first step at which a loss is above its band or the run has diverged, ``None`` without one."""
+    """Return the first step at which a loss is above its band or the run diverged, ``None`` if neither happens."""
     steps = [] if run.diverged is None else [run.diverged]
     if peers and len(run.history):
         bands = loss_bands(run, peers)
@@ -282,7 +285,7 @@ def _loss_step(run: Trace, peers: Peers | None) -> int | None:
 
 
 def _nonfinite(run: Trace) -> list[Excursion]:
-    """Return the tensors in which a pass saw NaN or infinity, or else the first one of the step of a divergence."""
+    """Return an excursion for each tensor with NaN or infinity in a pass, and `Trace.nonfinite` if no pass saw any."""
     rows = run.monitors[(run.monitors["metric"] == "nonfinite") & (run.monitors["value"] > 0)]
     found = [_at_once(row.layer, row.role, row.step, row.value) for row in rows.itertuples()]
     if run.nonfinite and run.diverged is not None and not any(e.step <= run.diverged for e in found):
@@ -316,7 +319,7 @@ def _outside(run: Trace, peers: Peers, threshold: float, update_threshold: float
 
 
 def _limits_crossed(monitors: pd.DataFrame) -> list[Excursion]:
-    """Return the values beyond the limits of their rows, all equally far: limits of two metrics do not compare."""
+    """Return an excursion for each value beyond its metric's limit, with ``beyond`` 0: limits are not comparable."""
     found = []
     for metric in METRICS.values():
         rows = monitors[(monitors["metric"] == metric.name) & monitors["role"].isin(metric.watched)]
@@ -330,7 +333,7 @@ def _limits_crossed(monitors: pd.DataFrame) -> list[Excursion]:
 def _order(monitors: pd.DataFrame) -> Callable[[str, str], tuple[int, int, int]]:
     """Return a sort key for tensors in the order in which they are computed.
 
-    Weights first, which exist before the pass, then the forward pass layer by layer, then gradients in reverse.
+    Weights come first, since they exist before the pass, then the forward pass by layer, then gradients in reverse.
     """
     layers = {name: i for i, name in enumerate(monitors["layer"].unique())}
 

@@ -14,18 +14,21 @@ ROLES = {"input": "inputs", "weight": "weights", "grad": "incoming gradients"}
 
 
 def mean(values: Sequence[float], _: Sequence[int]) -> float:
-    """Every layer counts the same."""
+    """Return the mean of the layers' ``values``: every layer counts the same."""
     return sum(values) / len(values)
 
 
 def per_weight(values: Sequence[float], weights: Sequence[int]) -> float:
-    """Every weight counts the same: the share over all layers together."""
+    """Return the mean of the layers' ``values`` weighted by ``weights``, their numbers of weights."""
     return sum(v * n for v, n in zip(values, weights, strict=True)) / sum(weights)
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A layer is flagged when its value is ``above`` (else below) ``value``; ``strict`` layers have their own."""
+    """A layer is flagged if its value is above ``value``, or below it if not ``above``.
+
+    ``strict`` takes the place of ``value`` for `STRICT_LAYERS`: attention outputs and the head.
+    """
 
     above: bool
     value: float
@@ -43,10 +46,10 @@ class Limit:
 class Metric:
     """The definition of one metric and where it is measured.
 
-    Training measures it on tensors of the ``live`` roles; those ``watched`` are flagged if any instrumented pass is
-    beyond the limit. The diagnosis measures it on the role ``offline`` and flags it at the last step, where ``summary``
-    joins the layers' values. A metric with neither is of a whole run. ``title`` is its name in a table of summaries, by
-    default the name in words.
+    Training measures the metric on tensors of the ``live`` roles. The ``watched`` roles are flagged if any instrumented
+    pass is beyond ``limit``. The diagnosis measures it on the role ``offline``. It flags values of the last step and
+    joins the layers' values there by ``summary``. A metric with neither role is measured once for a run. ``title`` is
+    its name in a table of summaries, by default ``name`` with spaces.
     """
 
     name: str
@@ -65,13 +68,13 @@ class Metric:
 
     @classmethod
     def from_json(cls, name: str, content: dict[str, Any]) -> Metric:
-        """Return the metric that `to_json` was called on, without its summary."""
+        """Return the metric ``name`` from the ``content`` that `to_json` returned, without summary and live roles."""
         limit = content["limit"] and Limit(**content["limit"])
         return cls(name, **content | {"limit": limit})
 
     @property
     def head(self) -> str:
-        """The head of its column in a table of summaries: the title, and the unit if it has one."""
+        """The head of the metric's column in a table of summaries: the title, and the unit if the title lacks it."""
         title = self.title or self.name.replace("_", " ")
         if self.is_share:
             return f"{title}, %"
@@ -83,12 +86,12 @@ class Metric:
 
     @property
     def text(self) -> str:
-        """The definition, and when it is flagged."""
+        """The definition and, if the metric has a limit, a sentence such as ``Flagged above 1 %.``"""
         return self.definition if self.limit is None else f"{self.definition} Flagged {self._flagged(self.limit)}."
 
     @property
     def level(self) -> str:
-        """The limit as it is read: ``1 %``, ``10 dB``, ``0.4``."""
+        """The limit in words: ``1 %``, ``10 dB``, ``0.4``."""
         return self._level(self.bound.value)
 
     @property

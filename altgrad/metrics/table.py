@@ -1,6 +1,6 @@
 """The metrics that more than one package uses: training records them, or the report's texts and figures name them.
 
-A metric of the diagnosis alone has its row beside its function.
+A metric that only the diagnosis uses has its row beside its function in `altgrad.diagnostics`.
 
 Definitions speak of a tensor x, its scale s and its rounding q; w are weights, w₀ the initial ones, g a gradient.
 A format's rungs are the places of its values in order: 0 at zero, +1 for each next one up.

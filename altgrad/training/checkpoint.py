@@ -2,11 +2,11 @@
 
 A checkpoint is two files, ``step-<n>.safetensors`` with every tensor and ``step-<n>.json`` with
 everything else and the SHA-256 of the first. The second is written last, each is renamed into place
-when complete, and the two newest pairs are kept: whatever the moment of a kill or the state of the
-disk, the newest pair that verifies is a moment of the run from which it continues with the same bits.
+when complete, and the two newest pairs are kept. So after a kill at any moment the run resumes from
+the newest pair that verifies, and continues with the same bits.
 
-Rows are appended to JSON-lines files as they are measured, and can be read there. A resumed run drops the rows after
-its checkpoint and writes them again, so the finished files do not show the interruption.
+Rows are appended to JSON-lines files as they are measured, and can be read during the run. A resumed run drops the rows
+after its checkpoint and writes them again, so the finished files do not show the interruption.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KEPT = 2
 
 
 class Checkpoint(NamedTuple):
-    """A loaded checkpoint: the number of updates done, tensors by name, and plain state."""
+    """A loaded checkpoint: the number of updates done, tensors by the names of `pack`, and the saved JSON state."""
 
     step: int
     tensors: dict[str, Tensor]
@@ -45,7 +45,7 @@ class Checkpoint(NamedTuple):
 def save(directory: Path, step: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
     """Write the checkpoint of ``step`` into ``directory`` and remove all but the newest two."""
     for later in [s for s in _steps(directory) if s > step]:
-        _remove(directory, later)  # of no use: the run went back to before it
+        _remove(directory, later)  # unusable: the run resumed from an earlier step
     path = directory / f"step-{step:08d}.safetensors"
     write_tensors(path, tensors)
     write_json(path.with_suffix(".json"), {"step": step, "sha256": sha256_of(path), "state": state})
@@ -54,7 +54,7 @@ def save(directory: Path, step: int, tensors: dict[str, Tensor], state: dict[str
 
 
 def load_newest(directory: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest checkpoint that verifies, and a sentence about each newer one that did not."""
+    """Return the newest checkpoint that verifies, ``None`` without one, and a sentence on each newer one that fails."""
     problems: list[str] = []
     for step in sorted(_steps(directory), reverse=True):
         path = directory / f"step-{step:08d}.safetensors"
@@ -75,7 +75,7 @@ def _remove(directory: Path, step: int) -> None:
 
 
 def _steps(directory: Path) -> Iterator[int]:
-    """Yield the steps of which either file is there."""
+    """Yield each step that has one or both files of a checkpoint."""
     names = (re.fullmatch(r"step-(\d+)\.(json|safetensors)", path.name) for path in directory.glob("step-*"))
     yield from {int(name[1]) for name in names if name}
 
@@ -85,7 +85,7 @@ def pack(model: nn.Module, optimizer: ArmOptimizer) -> dict[str, Tensor]:
 
     Weights and buffers (``model/...``), weights on a quantization grid as their codes (``codes/...``), the optimizer's
     state (``optimizer/<parameter>/<name>``) and the random generators' states (``rng/...``). A tied parameter is stored
-    once. Several processes gather each tensor that they have parts of, in one order.
+    once. If several processes train, all must call this function: they gather sharded tensors from each other.
     """
     on_grid, tensors = _on_grid(model, optimizer), {}
     for name, t in unique_state(model).items():
@@ -96,7 +96,7 @@ def pack(model: nn.Module, optimizer: ArmOptimizer) -> dict[str, Tensor]:
     state = optimizer.state_dict()["state"]
     for index, entries in state.items():
         for name, value in entries.items():
-            if name != HELD:  # which is stored with the model's buffers
+            if name != HELD:  # stored with the model's buffers
                 tensors[f"optimizer/{index}/{name}"] = gather_full(value)
     tensors["rng/cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
@@ -125,7 +125,7 @@ def unpack(tensors: dict[str, Tensor], model: nn.Module, optimizer: ArmOptimizer
 
 
 def _on_grid(model: nn.Module, optimizer: ArmOptimizer) -> dict[str, tuple[nn.Parameter, WeightGrid]]:
-    """Return the weights that are kept as representable values, by name, with their quantization grids."""
+    """Return by name each weight that is stored as representable values, with its grid; empty with master weights."""
     if optimizer.arm.weights != "quantized":
         return {}
     return {name: (p, optimizer.grids[p]) for name, p in model.named_parameters() if p in optimizer.grids}
@@ -135,7 +135,7 @@ class RowLog:
     """An append-only list of JSON rows, each with its ``step`` first."""
 
     def __init__(self, path: Path, resume_step: int | None) -> None:
-        """Open ``path``; keep the rows up to ``resume_step``, or none when it is ``None``."""
+        """Open ``path``; keep its rows up to ``resume_step``. ``None`` starts with no rows."""
         self.path = path
         kept = []
         if resume_step is not None and path.exists():
@@ -154,7 +154,7 @@ class RowLog:
             self.append([None if isinstance(v, float) and not math.isfinite(v) else v for v in row])
 
     def sync(self) -> None:
-        """Return when every row so far is on disk."""
+        """Wait until every appended row is on disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
 

@@ -1,9 +1,9 @@
-"""The loss on the fixed validation sample, the check of the compiled graph, and how well a classifier finds labels.
+"""The loss on the fixed validation sample, the check of the compiled graph, and the metrics of a classifier's labels.
 
-While a classifier trains, its metrics are those of the validation documents of the sample, with the best thresholds for
-them. At its end thresholds are chosen on all validation documents, and the test documents, used nowhere before, are
-judged by them. ``scores.safetensors`` then holds the scores that all metrics are computed from, and ``predictions.csv``
-the same in a row per document.
+While a classifier trains, its metrics are measured on the sample's validation documents, with the best thresholds for
+these documents. At the end thresholds are chosen on all validation documents and applied to the test documents, which
+are used nowhere before. ``scores.safetensors`` then holds the scores that all metrics are computed from, and
+``predictions.csv`` has the same scores in a row per document.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ from altgrad.training import machine
 from altgrad.training.ranks import Ranks
 from altgrad.training.records import write_csv, write_tensors
 
-TOLERANCE = 0.01  # relative difference of the compiled loss; usual is 1e-5, since sums are rounded elsewhere
+TOLERANCE = 0.01  # relative difference of the compiled loss; usually 1e-5, from sums rounded in another order
 LARGEST_EXPONENT = 709.0  # beyond it exp() leaves float64
 
 
 class Evaluation:
-    """Evaluates ``loss_of``, the ``model`` or its compiled graph, with products in ``compute``: bf16 or float32."""
+    """Computes the loss of ``model`` on the validation sample of ``task``.
+
+    ``loss_of`` is the ``model`` or its compiled graph. ``compute`` is the dtype of products: bf16 or float32.
+    """
 
     def __init__(
         self, cell: Cell, model: nn.Module, task: Task, device: torch.device, compute: str, ranks: Ranks
@@ -47,10 +50,10 @@ class Evaluation:
         self.seconds: list[float] = []  # of each batch
 
     def loss(self) -> float | None:
-        """Return the mean loss in nats, per token or label; ``None`` if it is not finite.
+        """Return the mean loss of the sample in nats, per token or label; ``None`` if it is not finite.
 
-        If training and evaluation compute the same function, the model stays in training mode, so that the compiled
-        graph of training serves both.
+        If training and evaluation mode compute the same function, the model stays in training mode, so that one
+        compiled graph serves both.
         """
         inputs, targets = self._sample
         total, same = 0.0, self._is_as_in_training()
@@ -70,10 +73,10 @@ class Evaluation:
         return mean if math.isfinite(mean) else None
 
     def check_graph(self) -> None:
-        """Raise :class:`UserError` where the compiled graph does not compute what the model does.
+        """Raise :class:`UserError` if the compiled graph and the model give different losses for one batch.
 
-        A compiler's error would look like a format's divergence. One batch is evaluated both ways, unless that would
-        change the model's state.
+        A compiler's error would look like a format's divergence. The check is skipped if nothing is compiled, if the
+        sample is smaller than a batch, or if evaluating twice would change the model's state.
         """
         batch = [t[: self._batch] for t in self._sample]
         if self.loss_of is self._model or len(batch[0]) < self._batch or not self._is_as_in_training():
@@ -91,19 +94,19 @@ class Evaluation:
             )
 
     def _of(self, loss_of: Callable[..., Tensor], batch: list[Tensor]) -> float:
-        """Return the loss of a batch, of which each process holds its share."""
+        """Return the mean loss of a batch over all processes; ``batch`` is this process's share of it."""
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._compute == "bf16"):
             loss = loss_of(*(t.to(self._device) for t in batch))
         return self._ranks.sum(loss.detach() / self._ranks.count).item()
 
     def _is_as_in_training(self) -> bool:
-        """Return whether the training mode drops, remembers and stochastically rounds nothing."""
+        """Return whether training mode computes what evaluation does: no dropout, state or stochastic rounding."""
         changes = (module.changes for module in self._model.modules() if isinstance(module, Quantizer))
         return not self._dropout and not any(changes)
 
 
 class LossAlone:
-    """The measures of a language model beside its loss: its perplexity, at the end."""
+    """The measures of a language model beside its loss: none while it trains, the perplexity at the end."""
 
     columns: tuple[str, ...] = ()
 
@@ -115,7 +118,7 @@ class LossAlone:
 
 
 class LabelMetrics:
-    """The measures of a classifier: how well ``model`` finds the labels of ``task``; products are in ``compute``."""
+    """The measures of a classifier: metrics of the labels that ``model`` predicts for the documents of ``task``."""
 
     columns = tuple(ON_VALIDATION.values())
 
@@ -126,8 +129,11 @@ class LabelMetrics:
         self._thresholds = cell.task.thresholds
 
     def now(self) -> list[float | None]:
-        """Return the metrics of the sample's documents, ``None`` if a score is not finite or only one label occurs."""
-        from altgrad.data.labels import choose_thresholds, classification_metrics  # which loads scikit-learn
+        """Return the metrics of the sample's documents in the order of `columns`.
+
+        All are ``None`` if a score is not finite or the documents have fewer than two different labels.
+        """
+        from altgrad.data.labels import choose_thresholds, classification_metrics  # imports scikit-learn
 
         truth, scores = self._scores(self._task.pieces, self._sequences)
         occurring = truth.any(axis=0)
@@ -138,7 +144,10 @@ class LabelMetrics:
         return [metrics[name] for name in TITLES]
 
     def final(self, val_loss: float | None, out: Path) -> dict[str, Any]:
-        """Return the metrics of validation and test documents, and write their scores to the folder ``out``."""
+        """Return the metrics of validation and test documents, and write their scores to the folder ``out``.
+
+        If the loss or a score is not finite the metrics are ``None``, and nothing is written.
+        """
         from altgrad.data.labels import choose_thresholds, classification_metrics
 
         metrics: dict[str, Any] = dict.fromkeys(["perplexity", *ON_VALIDATION.values(), *ON_TEST.values()])
@@ -179,5 +188,5 @@ class LabelMetrics:
 def measures_of(
     cell: Cell, model: nn.Module, task: Task, device: torch.device, compute: str
 ) -> LossAlone | LabelMetrics:  # fmt: skip
-    """Return the measures of a cell's model beside its loss; ``task`` is of the validation split."""
+    """Return the measures of a cell's model beside its loss; ``task`` is the validation split."""
     return LabelMetrics(cell, model, task, device, compute) if isinstance(task, Classification) else LossAlone()

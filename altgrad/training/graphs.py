@@ -1,7 +1,7 @@
-"""Compiled graphs, one for all models of the same structure, for as long as the process lives.
+"""Compiled graphs. A process keeps one graph for all models of the same structure.
 
 Loading a graph from the cache on disk takes seconds, and a small model's whole run little longer. Formats and weights
-enter a graph as tensors, so the next cell of a process can call the graph of the one before.
+enter a graph as tensors, so the next cell of a process can call the previous cell's graph.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from altgrad.training.machine import RECORDS, recorded
 if TYPE_CHECKING:
     from torch._dynamo.types import GuardFilterEntry
 
-# `structure` reads all that these modules depend on. A model with any other module has a graph of its own.
+# `structure` reads everything that these modules depend on. A model with any other module has its own graph.
 KNOWN = {
     GPT, Block, Attention, MLP, QuantizedLinear, Quantizer,
     nn.Linear, nn.Embedding, nn.LayerNorm, nn.Dropout, nn.ModuleList, nn.ModuleDict,
@@ -42,9 +42,10 @@ _graphs: dict[Hashable, Graph] = {}
 
 
 def compile_model(model: nn.Module, mode: str = "default") -> Callable[..., Tensor]:
-    """Return ``model`` compiled for training and evaluation, for each shape that it is called with.
+    """Return a function of the inputs that calls ``model`` compiled, for training and evaluation.
 
-    A graph of this process for a model of the same `structure` is used again. ``mode`` is that of `torch.compile`.
+    The graph is compiled at the first call with each shape. A graph of this process for a model of the same `structure`
+    is used again. ``mode`` is the ``mode`` of `torch.compile`.
     """
     key = structure(model)
     key = key if key is None else (mode, key)
@@ -55,7 +56,7 @@ def compile_model(model: nn.Module, mode: str = "default") -> Callable[..., Tens
 
 
 class Graph:
-    """The graph of all models of one structure, called with a model and its inputs, and compiled at the first call."""
+    """The graph of all models of one structure. Call it with a model and its inputs; the first call compiles it."""
 
     def __init__(self, device: str, key: Hashable, mode: str) -> None:
         self._call = _compiled(device, mode, of_one_structure=key is not None)
@@ -73,10 +74,10 @@ class Graph:
 
 @contextmanager
 def _compiled_by_one_process(what: str) -> Iterator[None]:
-    """Wait while another process compiles the same graph; it is then found in the cache on disk.
+    """Wait while another process compiles the graph named ``what``, and then find the graph in the cache on disk.
 
     Two processes that compile it at once would each take twice as long. A graph in the cache is loaded without waiting.
-    Nor do the processes of one cell wait for each other: the first call of each ends only with that of all.
+    The processes of one cell do not wait for each other: their first calls communicate and end together.
     """
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     if folder is None or dist.is_initialized():
@@ -94,10 +95,10 @@ def _compiled_by_one_process(what: str) -> Iterator[None]:
 
 
 def structure(model: nn.Module) -> Hashable | None:
-    """Return all that a graph of ``model`` depends on beside its mode and inputs, ``None`` if that is not known.
+    """Return a key that is equal for models that can share a graph, ``None`` if a module is not in `KNOWN`.
 
-    These are the shapes and dtypes of its tensors, which of them are shared, and the settings of a quantized layer's
-    products, without the formats' constants.
+    The key holds the shapes and dtypes of the model's tensors, which of them are shared, and the settings of quantized
+    layers' products without the formats' constants. It leaves out the mode (training or evaluation) and the inputs.
     """
     places: dict[int, int] = {}
     parts: list[Hashable] = []
@@ -112,7 +113,7 @@ def structure(model: nn.Module) -> Hashable | None:
 
 
 def _settings(module: nn.Module) -> Iterator[Hashable]:
-    """Yield what a module's computation depends on beside its mode, tensors and children."""
+    """Yield the settings that a module's computation depends on, besides its mode, tensors and children."""
     yield from (len(module._forward_pre_hooks), len(module._forward_hooks))
     if isinstance(module, GPT):
         yield module.config
@@ -129,13 +130,13 @@ def _compiled(device: str, mode: str, of_one_structure: bool) -> Callable[..., T
     """Return a function of a model and its inputs that is compiled when it is first called.
 
     Before each call torch checks every attribute of the model that the graph depends on: 0.5 ms in a step of `nano` in
-    an 8-bit format. Models that share a graph have one structure, which never changes, so only their mode is checked,
-    and sizes are not. A model with unknown modules may be traced in pieces, whose code other models share. Where torch
-    cannot keep those apart (`ISOLATES`), everything is checked.
+    an 8-bit format. Models that share a graph have one structure, which never changes, so only their training mode is
+    checked. A model with unknown modules may be traced in pieces, whose code other models share. If torch cannot keep
+    these pieces apart (`ISOLATES` is false), everything is checked.
 
-    On a CPU the whole graph is C++. After a product of matrices the code of operators called from Python has left the
-    caches: 26 us each instead of 3, and a step has a hundred. `nano` gains 1 % in bf16 and 2 % in an 8-bit format, for
-    a sixth more time in the compiler.
+    On a CPU the whole graph is C++. After a matrix product an operator called from Python takes 26 us instead of 3,
+    since its code has left the caches, and a step has a hundred. `nano` gains 1 % in bf16 and 2 % in an 8-bit format,
+    for a sixth more time in the compiler.
     """
 
     def depends_on(guards: Sequence[GuardFilterEntry]) -> list[bool]:
@@ -160,7 +161,8 @@ def _compiled(device: str, mode: str, of_one_structure: bool) -> Callable[..., T
 def _prepare_compiler(device: str) -> None:
     """Let torch cache the quantized product on disk, and keep GCC from compiling a transposition wrongly.
 
-    Caching needs pure functions: the quantized product is one, and the arguments of leaving autocast are in the graph.
+    torch caches only functions declared pure. The quantized product is pure, and so are entering and leaving autocast,
+    whose arguments are in the graph.
 
     GCC 12.2 compiles torch's transposition of 32 by 32 bfloat16 numbers wrongly when it joins scalar operations into
     vectors of 512 bits (``-ftree-slp-vectorize``, part of ``-O3``). It does so where it does not know the processor

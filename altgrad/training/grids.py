@@ -1,4 +1,4 @@
-"""`weight_grids` under the name that callers know; `altgrad.optim.weight_grid` has it."""
+"""Re-exports `weight_grids` of `altgrad.optim.weight_grid` for callers that import it from here."""
 
 from altgrad.optim.weight_grid import weight_grids
 

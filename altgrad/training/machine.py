@@ -1,8 +1,8 @@
 """The machine that a run uses: device, compiler and its cache, memory, and what the run cost.
 
 Torch checks none of the files in its compile cache, and a library with a flipped bit loads and computes wrong numbers.
-So a process that compiled a graph records the digests of the new files (`recorded`). The next process removes files
-that differ from their digest (`remove_damaged`), and torch compiles them again.
+So a process that compiled a graph records the digests of the new files (`recorded`). Later processes remove files that
+differ from their digest (`remove_damaged`), and torch compiles them again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def make_deterministic() -> None:
 
 
 def choose_compute(setting: str, device: torch.device) -> tuple[str, str | None]:
-    """Return the dtype of products that no format quantizes, and a notice if it is not the ``setting``."""
+    """Return the dtype of unquantized products (``"bf16"``, ``"float32"``), and a notice if it is not ``setting``."""
     if setting == "float32" or device.type != "cpu" or multiplies_bf16():
         return setting, None
     return "float32", (
@@ -70,7 +70,7 @@ def keep_to_share(device: torch.device) -> None:
 
 
 def should_compile(train: Train, device: torch.device) -> tuple[bool, str | None]:
-    """Return whether to compile the model, and a notice if the answer is not what the user may expect."""
+    """Return whether to compile the model, and a notice if a tool is missing, else ``None``."""
     if train.compile == "off":
         return False, None
     missing = None if device.type == "cuda" else missing_tool()
@@ -80,7 +80,7 @@ def should_compile(train: Train, device: torch.device) -> tuple[bool, str | None
 
 
 def missing_tool() -> str | None:
-    """Return the name of the tool that compiling for the CPU lacks on this machine, or ``None``."""
+    """Return the name of a tool that compiling for the CPU needs and this machine lacks, ``None`` if it has all."""
     try:
         loops.compiler()
     except OSError:
@@ -112,9 +112,9 @@ def use_compile_cache(folder: Path) -> None:
 
 @contextmanager
 def recorded(folder: Path, record: Path) -> Iterator[None]:
-    """Write to ``record`` the digests of the files of the cache ``folder`` that are new, or in no record yet.
+    """At exit write to ``record`` the digests of the files in the cache ``folder`` that are new or in no record.
 
-    If two processes compile at once, the later record of a file counts: the earlier may be of half a file.
+    If two processes compile at once, the later record of a file counts: the earlier may describe a partly written file.
     """
     before = set(_compiled_files(folder))
     with _cache_lock(folder, fcntl.LOCK_SH):
@@ -125,7 +125,7 @@ def recorded(folder: Path, record: Path) -> Iterator[None]:
 
 
 def remove_damaged(folder: Path) -> None:
-    """Remove the files of the cache ``folder`` that differ from their record, and say so.
+    """Remove the files of the cache ``folder`` that differ from their record, and print a note if there are any.
 
     Does nothing while another process compiles.
     """
@@ -162,7 +162,7 @@ def _compiled_files(folder: Path) -> list[Path]:
 
 
 def _records(folder: Path) -> dict[Path, dict[str, str]]:
-    """Return the digests by file name of each record, oldest record first. A record that is no JSON is empty."""
+    """Return each record's digests by file name, oldest record first. A record that is not valid JSON is empty."""
     found: dict[Path, dict[str, str]] = {}
     for path in sorted((folder / RECORDS).glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path)):
         found[path] = {}
@@ -172,21 +172,21 @@ def _records(folder: Path) -> dict[Path, dict[str, str]]:
 
 
 def _processor_digest() -> str:
-    """Return eight digits that stand for the processor's name and instructions."""
+    """Return the first eight hex digits of a digest of the processor's name and instructions."""
     return hashlib.sha256(loops.processor().encode()).hexdigest()[:8]
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of the processor, a CPU's with its cores: ``AMD EPYC, 2 cores``."""
+    """Return the name of the GPU, or of the CPU with its usable cores: ``"AMD EPYC, 2 cores"``."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{processor_name()}, {usable_cores()} cores"
 
 
 def forget_peak_memory(device: torch.device) -> bool:
-    """Reset the peak of this process's memory to what it uses now, since a process may train several cells.
+    """Reset the peak of this process's memory to its present use, since a process may train several cells.
 
-    Return ``False`` where the system does not allow it: the peak stays that of the whole process.
+    Return ``False`` if the system does not allow it: the peak still covers the whole process.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -199,7 +199,7 @@ def forget_peak_memory(device: torch.device) -> bool:
 
 
 def gpu_busy(device: torch.device) -> float | None:
-    """Return the share of the last second, at most, in which the GPU ran a kernel, as NVML measures it.
+    """Return the share (0 to 1) of the last second or less in which the GPU ran a kernel, as NVML measures it.
 
     ``None`` on a CPU, without the package nvidia-ml-py, and for a part of a card (MIG).
     """
@@ -207,14 +207,14 @@ def gpu_busy(device: torch.device) -> float | None:
         return None
     try:
         return torch.cuda.utilization(device) / 100
-    except Exception:  # noqa: BLE001 - NVML's own, torch's, and that of an import, none of which may end a run
+    except Exception:  # noqa: BLE001 - errors of NVML, torch or an import must not end a run
         return None
 
 
 def peak_memory_mb(device: torch.device) -> float:
     """Return the peak memory of this process in MB (10^6 bytes) since `forget_peak_memory`.
 
-    On a GPU the device's memory, on a CPU the resident memory.
+    It is torch's allocated memory on a GPU, and the resident memory on a CPU.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
@@ -229,7 +229,8 @@ def peak_memory_mb(device: torch.device) -> float:
 def machine_class(device: torch.device) -> str:
     """Return the class of this machine: a cell has the same bits on all machines of one class.
 
-    The class names the processor, a digest of its instructions, the dtype of its products, and torch's version.
+    A CPU's class names the processor, a digest of its instructions, the dtype of its products, and torch's version. A
+    GPU's class has its name and torch's version.
     """
     if device.type == "cuda":
         return f"{device_name(device)}, torch {torch.__version__}"
@@ -238,7 +239,7 @@ def machine_class(device: torch.device) -> str:
 
 
 def used(device: torch.device) -> dict[str, Any]:
-    """Return the entries of ``timing.json`` about the machine: its names, peak memory in MB, and versions."""
+    """Return the entries of ``timing.json`` on the machine: device, name, class, peak memory in MB, and versions."""
     return {
         "device": device.type, "machine": device_name(device), "machine_class": machine_class(device),
         "peak_memory_mb": peak_memory_mb(device),
@@ -249,9 +250,9 @@ def used(device: torch.device) -> dict[str, Any]:
 def bytes_per_parameter(model: nn.Module, optimizer: ArmOptimizer) -> dict[str, float]:
     """Return this process's bytes per parameter by role, and their sum as ``bytes_per_parameter``.
 
-    ``bytes_masters`` are weights in full precision that a product quantizes anew, ``bytes_weights`` all others.
-    ``bytes_m`` and ``bytes_v`` include the scales of codes. ``bytes_other_state`` is all else that an optimizer keeps,
-    such as the moments of AdamW beside an arm's. To be called after a step, when gradients are in memory.
+    ``bytes_masters`` are master weights, which each product quantizes, and ``bytes_weights`` all other weights.
+    ``bytes_m`` and ``bytes_v`` are the optimizer's moments with the scales of their codes. ``bytes_other_state`` is the
+    rest of its state, such as moments of a reference AdamW. Call it after a step, when gradients are in memory.
     """
     quantized = {layer.weight for layer in linear_layers(model).values() if quantizer_of(layer, "weight") is not None}
     held, count = dict.fromkeys(("weights", "masters", "grads", "m", "v", "other_state"), 0), 0

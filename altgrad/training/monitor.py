@@ -2,13 +2,13 @@
 
 **Tensors and outputs** (`TensorMonitor`). Every few steps the step's own batch runs once more through the uncompiled
 model, with hooks on its linear layers. This instrumented pass changes no weight, gradient, amax history or random
-number. So a run has the same bits whether it is watched or not, and the compiled graph carries no instruments. The
-compiler leaves out some of eager mode's roundings to bfloat16, so the pass may differ from the step in the last bits.
+number. So a run has the same bits whether it is watched or not, and the compiled graph has no hooks. The compiler
+leaves out some of eager mode's roundings to bfloat16, so the pass may differ from the step in the last bits.
 
-**Updates** (`UpdateMonitor`). Metrics of the weights that the optimizer keeps, before and after a step: float32 masters
-or values on the quantization grid. If the format is virtual, rungs are counted in that format, and codes are those of
-the finer grid that the weights lie on, or of the format itself for masters. ``rungs_2^-6`` is the mean over the weights
-with 2^-6 <= |w_old| < 2^-5; the first and last binade include what lies beyond them.
+**Updates** (`UpdateMonitor`). Metrics of the weights before and after a step: float32 master weights, or weights stored
+as representable values. If the format is virtual, rungs are counted in that format. Codes are then those of the finer
+grid that stored weights lie on, or of the format itself for master weights. ``rungs_2^-6`` is the mean over the weights
+with 2^-6 <= |w_old| < 2^-5; the first and last binade include all weights beyond them.
 
 Every measurement is a row (step, layer, role, metric, value). To add one, add a line to :func:`tensor_statistics`,
 :func:`gradient_statistics`, :func:`update_statistics` or a hook, and its definition to ``altgrad.metrics``.
@@ -60,11 +60,11 @@ class Measurement(NamedTuple):
 
 
 def tensor_statistics(t: Tensor, quantizer: Quantizer | None) -> dict[str, float]:
-    """Return the health of tensor ``t`` (any shape) under the format that it is quantized to.
+    """Return metrics of tensor ``t`` (any shape) by name, and of its rounding by ``quantizer``.
 
-    ``amax`` and ``nonfinite`` always; with a quantizer also ``scale``, ``overflow_frac``,
-    ``underflow_frac`` and ``sqnr_db``, and what becomes of blocks if each has a scale. Shares and ratios are taken over
-    finite elements. A gradient with several scales is seen with those of its product with the weight.
+    ``amax`` and ``nonfinite`` are always there. With a quantizer ``scale``, ``overflow_frac``, ``underflow_frac`` and
+    ``sqnr_db`` are added, and ``block_*`` if each block has a scale. Shares and ratios are over finite elements. If a
+    gradient has several scales, those of its product with the weight are used.
     """
     t = t.detach().reshape(-1, t.shape[-1])
     if quantizer is None:
@@ -98,7 +98,7 @@ def _of_blocks(t: Tensor, quantizer: Quantizer) -> dict[str, float]:
 
 
 def gradient_statistics(grad: Tensor) -> dict[str, float]:
-    """Return L2 and L-infinity norm, mean and variance of a parameter's gradient, in float32."""
+    """Return L2 and L-infinity norm, mean and variance of a parameter's gradient by name, computed in float32."""
     grad = grad.detach().float()
     return {
         "l2": grad.norm().item(),
@@ -109,11 +109,11 @@ def gradient_statistics(grad: Tensor) -> dict[str, float]:
 
 
 def attention_statistics(q: Tensor, k: Tensor) -> dict[str, float]:
-    """Return the mean entropy of causal attention in nats, and the number of heads whose own is below `LOW`.
+    """Return the mean entropy of causal attention in nats, and the number of heads with a mean entropy below `LOW`.
 
     Args:
-        q: queries (batch, heads, length, width of a head), of which `SEQUENCES` are looked at.
-        k: keys, alike.
+        q: queries (batch, heads, length, width of a head); only the first `SEQUENCES` of the batch are used.
+        k: keys, of the same shape.
     """
     heads = head_entropies(q[:SEQUENCES].detach(), k[:SEQUENCES].detach())
     return {"attention_entropy": heads.mean().item(), "attention_low_heads": float((heads < LOW).sum())}
@@ -130,10 +130,10 @@ def head_entropies(q: Tensor, k: Tensor) -> Tensor:
 
 
 class TensorMonitor:
-    """Measures the tensors of ``model`` in instrumented passes; ``blocks`` are those whose outputs are measured too.
+    """Measures the tensors of ``model``'s linear layers in instrumented passes, and the outputs of ``blocks``.
 
-    After a pass ``nonfinite`` says for each tensor that holds NaN or infinity which rows do, by a name such as
-    ``"blocks.0.mlp.up grad"``.
+    After a pass ``nonfinite`` maps the name of each tensor with NaN or infinity to the rows that hold them. An entry is
+    ``"blocks.0.mlp.up grad": "output rows 3 to 17 (5 of 128)"``.
     """
 
     def __init__(self, model: nn.Module, blocks: Mapping[str, Block]) -> None:
@@ -141,10 +141,10 @@ class TensorMonitor:
         self.layers = linear_layers(model)
         self.nonfinite: dict[str, str] = {}
         self._seen: dict[tuple[str, str], dict[str, float]] = {}  # metrics by layer and role
-        self._outputs: list[tuple[str, Tensor]] = []  # of each call of a layer, whose gradients are measured
+        self._outputs: list[tuple[str, Tensor]] = []  # (layer, output) per call; gradients of the outputs are measured
 
     def observe(self, step: int, loss: Callable[[], Tensor], groups: Collection[str] = PASS) -> list[Measurement]:
-        """Run ``loss()`` with hooks, and its backward pass for the group ``tensors``; return rows in layer order."""
+        """Run ``loss()`` with hooks, and its backward pass if ``tensors`` is in ``groups``; return rows by layer."""
         self._seen, self._outputs, self.nonfinite = {}, [], {}
         backward = "tensors" in groups
         with _untouched(self.model), torch.set_grad_enabled(backward), self._hooks(groups):
@@ -160,7 +160,7 @@ class TensorMonitor:
         return [Measurement(step, *key, metric, value) for key in keys for metric, value in self._seen[key].items()]
 
     def gradients(self, step: int) -> list[Measurement]:
-        """Return the statistics of the layers' weight gradients. Several processes gather them together."""
+        """Return the statistics of the layers' weight gradients. If several processes train, all must call this."""
         return [
             Measurement(step, name, "weight_grad", metric, value)
             for name, layer in self.layers.items()
@@ -207,9 +207,9 @@ class TensorMonitor:
 
 @contextmanager
 def _untouched(model: nn.Module) -> Iterator[None]:
-    """Let quantizers use the scales that the step will use; restore buffers and random generators at the end.
+    """Inside, quantizers use the scales that the step will use; at exit buffers and random generators are restored.
 
-    Inside, no weight requires a gradient, which would take a third of a step's products.
+    Inside, no weight requires a gradient: weight gradients would take a third of a step's products.
     """
     quantized = [module for module in model.modules() if isinstance(module, QuantizedLinear) and module.training]
     learned = [p for p in model.parameters() if p.requires_grad]
@@ -218,7 +218,7 @@ def _untouched(model: nn.Module) -> Iterator[None]:
         for p in learned:
             p.requires_grad_(False)
         for layer in quantized:
-            layer.training = False  # scales from the amax history as it is, which then stays
+            layer.training = False  # scales come from the amax history, which stays unchanged
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             yield
     finally:
@@ -231,10 +231,10 @@ def _untouched(model: nn.Module) -> Iterator[None]:
 
 
 def first_nonfinite(rows: list[Measurement]) -> str | None:
-    """Return the first tensor in which a pass saw NaN or infinity, such as ``"blocks.2.mlp.down grad"``.
+    """Return the first tensor with NaN or infinity in a pass, such as ``"blocks.2.mlp.down grad"``, or ``None``.
 
-    Weights come first, since they exist before the pass and the head's may be the embedding's. Then inputs in the order
-    of the layers, then gradients in the reverse order.
+    Weights come first, since they exist before the pass and the head's may be the embedding's. Inputs follow in the
+    order of the layers, then gradients in the reverse order.
     """
     bad = [row for row in rows if row.metric == "nonfinite" and row.value > 0]
     forward = [row for role in ("weight", "input") for row in bad if row.role == role]
@@ -248,7 +248,7 @@ def largest_overflow(rows: list[Measurement]) -> float:
 
 
 class UpdateMonitor:
-    """Measures what a step of ``optimizer`` did to the weights of the linear layers of ``model``.
+    """Measures the change of the weights of ``model``'s linear layers in a step of ``optimizer``.
 
     If several processes have parts of the weights, each measures the whole weights, so all of them must watch together.
     """
@@ -261,7 +261,7 @@ class UpdateMonitor:
 
     @contextmanager
     def watching(self, step: int, rows: list[Measurement]) -> Iterator[None]:
-        """Append to ``rows`` the measurements of the step that is taken inside."""
+        """Measure the optimizer's step that is taken inside, and append the measurements to ``rows`` at exit."""
         before = {name: self._before(w) for name, w in self.weights.items() if w.grad is not None}
         yield
         for name, (old, *on_grid) in before.items():
@@ -273,7 +273,7 @@ class UpdateMonitor:
             rows += [Measurement(step, name, "update", metric, value) for metric, value in statistics.items()]
 
     def _before(self, weight: nn.Parameter) -> tuple[Any, ...]:
-        """Return the weight before the step; if it has a grid also its scale, and where the step would move it."""
+        """Return ``(weight,)`` before the step; with a quantization grid also its scale and `ArmOptimizer.wanted`."""
         old = gather_full(weight).detach().clone()
         grid = self.grids.get(weight)
         return (old,) if grid is None else (old, grid.scale(old), self.optimizer.wanted(weight))
@@ -296,13 +296,13 @@ class UpdateMonitor:
 
 
 def moved(old: Tensor, new: Tensor) -> dict[str, float]:
-    """Return how far weights moved from ``old`` to ``new``, both finite and of any shape."""
+    """Return ``update_l2`` of a step from ``old`` to ``new``, and ``update_size`` unless ``old`` is zero."""
     size, length = (magnitudes(t).squares ** 0.5 for t in (new - old, old))
     return {"update_l2": size} | ({"update_size": size / length} if length > 0 else {})
 
 
 def update_statistics(sums: UpdateSums) -> dict[str, float]:
-    """Return the metrics of a weight's step on its quantization grid, without those whose denominator is zero."""
+    """Return the metrics of a weight's step on its quantization grid by name; ratios over zero are left out."""
     count = sum(sums.counts)
     statistics = {"rungs": sum(sums.rungs) / count, "representability_gap": sums.gap / count}
     if sums.wanted:

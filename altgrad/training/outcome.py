@@ -1,4 +1,4 @@
-"""Did the run converge or diverge, when, how did it look, and in which rows of a layer did it begin.
+"""Whether a run completed or diverged: at which step, by which signature, and in which rows of a layer it began.
 
 A divergence is a result of the experiment, not a failure of the program: the run stops, records its
 signature, and the pipeline goes on.
@@ -20,7 +20,7 @@ from torch import Tensor
 SMOOTHING = 0.9  # share of the old value in the running mean of the loss
 DRIFT_RATIO = 1.2  # a smoothed loss this far above its minimum ...
 DRIFT_WINDOWS = 4  # ... for this many windows is a drift
-SATURATION = 0.01  # overflow share that explains a divergence: where overflow is flagged
+SATURATION = 0.01  # overflow share that explains a divergence: the limit above which overflow is flagged
 OUTSTANDING = 8.0  # a row is outstanding if it moved this many times as far as the median row of its layer
 FEATURES = {"input": "input features", "weight": "output rows", "grad": "output rows"}
 
@@ -30,9 +30,9 @@ class OutcomeTracker:
     """Watches the loss of every step; its fields are part of the checkpoint.
 
     Signatures: ``nonfinite`` (NaN or Inf in the loss or a gradient), ``spike`` (the smoothed loss stays above ``spike``
-    times its minimum for ``window`` steps, or is there when the run ends), ``drift`` (above ``DRIFT_RATIO`` times its
-    minimum for ``DRIFT_WINDOWS`` windows), ``saturation`` (any of these after more than a share of ``SATURATION`` of
-    some tensor overflowed its format), ``none``.
+    times its minimum for ``window`` steps, or is above it when the run ends), ``drift`` (the smoothed loss stays above
+    ``DRIFT_RATIO`` times its minimum for ``DRIFT_WINDOWS`` windows), ``saturation`` (any of these, after more than a
+    share of ``SATURATION`` of some tensor overflowed its format), ``none``.
     """
 
     spike: float
@@ -46,7 +46,7 @@ class OutcomeTracker:
     signature: str = "none"
     outcome_step: int | None = None
     first_nonfinite: str | None = None  # the first tensor that was not finite, such as "blocks.2.mlp.down grad"
-    first_rows: str | None = None  # of that tensor, or else those whose weights went farthest
+    first_rows: str | None = None  # rows of that tensor, or else the rows whose weights moved farthest
 
     def update(self, step: int, loss: float, grad_norm: float) -> bool:
         """Record the loss and gradient norm of ``step``; return whether the run has diverged."""
@@ -67,7 +67,7 @@ class OutcomeTracker:
         self.saturated |= overflow_frac > SATURATION
 
     def finish(self) -> None:
-        """Judge a run that reached its last step: an excursion that has not come back is a spike."""
+        """Judge a run at its last step: it diverged by a spike if its smoothed loss is still above the spike limit."""
         if self.outcome == "completed" and self.spike_start is not None:
             self.diverge("spike", self.spike_start)
 
@@ -76,7 +76,7 @@ class OutcomeTracker:
         return self.outcome == "diverged"
 
     def state(self) -> dict[str, Any]:
-        """Return every field, as plain values; ``OutcomeTracker(**state)`` restores it."""
+        """Return every field as a plain value; `restore` makes a tracker of them."""
         state = asdict(self)
         state["minimum"] = None if math.isinf(self.minimum) else self.minimum
         return state
@@ -86,7 +86,7 @@ class OutcomeTracker:
         return cls(**{**state, "minimum": math.inf if state["minimum"] is None else state["minimum"]})
 
     def diverge(self, signature: str, step: int) -> bool:
-        """Record that the run diverged at ``step``, in the way of ``signature``."""
+        """Record that the run diverged at ``step`` with ``signature``, or ``saturation`` if a tensor overflowed."""
         self.outcome = "diverged"
         self.signature = "saturation" if self.saturated else signature
         self.outcome_step = step
@@ -100,21 +100,22 @@ def _since(start: int | None, step: int, above: bool) -> int | None:
 
 
 def nonfinite_rows(t: Tensor, role: str) -> str:
-    """Return which features of ``t`` hold NaN or infinity, such as ``output rows 3 to 17 (5 of 128)``, "" if none does.
+    """Return which features of ``t`` hold NaN or infinity, ``"output rows 3 to 17 (5 of 128)"``, or "" if none does.
 
-    Features are the rows of a weight (out, in), else the last dimension of ``t``.
+    The features of a weight (out, in) are its rows. For other roles they are the last dimension of ``t``.
     """
     bad = ~t.detach().reshape(-1, t.shape[-1]).isfinite()
     return _in_words(bad.any(dim=1 if role == "weight" else 0), FEATURES[role])
 
 
 def outstanding_rows(moved: Mapping[str, Tensor]) -> str | None:
-    """Return the layer and rows that moved farthest, if they are `OUTSTANDING`, else ``None``.
+    """Return the layer and its rows that moved more than `OUTSTANDING` times its median row, ``None`` without any.
 
-    Such as ``blocks.0.mlp.up output rows 3 to 17 (5 of 128)``. The median leaves out rows that did not move.
+    An example is ``"blocks.0.mlp.up output rows 3 to 17 (5 of 128)"``, from the layer with the largest ratio. The
+    median leaves out rows that did not move.
 
     Args:
-        moved: the change of each layer's weights (out, in), by layer. Changes that are not finite count nowhere.
+        moved: the change of each layer's weights (out, in), by layer. A layer with NaN is skipped.
     """
     farthest, words = OUTSTANDING, None
     for layer, change in moved.items():
@@ -129,7 +130,7 @@ def outstanding_rows(moved: Mapping[str, Tensor]) -> str | None:
 
 
 def _in_words(chosen: Tensor, what: str) -> str:
-    """Return where ``chosen``, a bool tensor of one dimension, is true: ``output rows 3 to 17 (5 of 128)``."""
+    """Return where ``chosen`` (1-d bool) is true, ``"output rows 3 to 17 (5 of 128)"``, or "" if nowhere."""
     places = chosen.nonzero().flatten().tolist()
     if not places:
         return ""

@@ -1,15 +1,15 @@
 """The processes that train one cell together: each has a share of every micro-batch, and a part of each weight.
 
-Data-parallel training by torch's FSDP2, `fully_shard` (Zhao et al. 2023, arXiv:2304.11277). The result is the run of
-one process, but for where sums are rounded. Gradients are summed over the shares of the batch, scales are those of the
-whole batch (`altgrad.model.quantized.data_parallel`), and the parts of weights and moments, split by rows, are stepped
-to the bits of the whole (`altgrad.optim.sharded`).
+Data-parallel training by torch's FSDP2, `fully_shard` (Zhao et al. 2023, arXiv:2304.11277). The result equals a run of
+one process, except that sums are rounded elsewhere. Gradients are summed over the shares of the batch, and scales are
+computed for the whole batch (`altgrad.model.quantized.data_parallel`). Weights and moments are split by rows, and a
+step gives each part the bits that it has in one process (`altgrad.optim.sharded`).
 
-All weights are one group. They are gathered before the loss and released after its last backward pass, so the compiled
-graph in between is that of a single process, without any code of FSDP2.
+All weights are one group. They are gathered before the loss and released after its last backward pass. So the compiled
+graph in between is the graph of a single process, without any code of FSDP2.
 
-Process 0 is the stage itself. It alone records, writes checkpoints and is told to stop. It measures between steps by
-itself, on whole weights and the whole batch. A checkpoint does not depend on the number of processes.
+Process 0 is the stage itself. It alone records, writes checkpoints and is told to stop. Between steps it measures
+alone, on whole weights and the whole batch. A checkpoint does not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ENDED_WITHIN = 10.0  # seconds in which a process that failed ends
 
 
 class Ranks:
-    """This process, number ``rank`` among ``count``, after `connected`; by default the only one."""
+    """This process's number ``rank`` among the ``count`` that `connected` joined; by default it is the only one."""
 
     def __init__(self, rank: int = 0, count: int = 1) -> None:
         self.rank, self.count = rank, count
@@ -54,12 +54,12 @@ class Ranks:
         return self.rank == 0
 
     def share(self, t: Tensor) -> Tensor:
-        """Return this process's rows of ``t``, whose number is a multiple of `count`."""
+        """Return this process's rows of ``t``; the number of rows of ``t`` is a multiple of `count`."""
         length = len(t) // self.count
         return t[self.rank * length : (self.rank + 1) * length]
 
     def shard(self, model: nn.Module) -> None:
-        """Leave this process a part of each weight of ``model``; `loss` and `gathered` make them whole."""
+        """Shard ``model``: this process keeps a part of each weight; `loss` and `gathered` gather whole weights."""
         if self.count == 1:
             return
         from torch.distributed.device_mesh import init_device_mesh
@@ -72,7 +72,7 @@ class Ranks:
         self._sharded.set_force_sum_reduction_for_comms(True)
 
     def loss(self, loss_of: Callable[..., Tensor], *inputs: Tensor, last: bool) -> Tensor:
-        """Return the loss of a share of a micro-batch by ``loss_of``, the model or its graph.
+        """Return ``loss_of(*inputs)``, the loss of this process's share of a micro-batch; see `share`.
 
         Gradients are summed over the processes in the backward pass of the ``last`` micro-batch only.
         """
@@ -85,7 +85,7 @@ class Ranks:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Hold whole weights inside; all processes gather them together."""
+        """Inside, this process has whole weights. All processes must enter together."""
         if self._sharded is None:
             yield
             return
@@ -96,14 +96,14 @@ class Ranks:
             self._sharded.reshard()
 
     def alone(self, model: nn.Module, look: Callable[[], Seen]) -> Seen | None:
-        """Return ``look()`` of the first process, on whole weights and a whole batch; ``None`` in the others."""
+        """Call ``look`` in the first process, on whole weights and batches, and return its result; else ``None``."""
         if self.count == 1:
             return look()
         with self.gathered(), rows_not_shared(model):
             return look() if self.first else None
 
     def sum(self, t: Tensor) -> Tensor:
-        """Return the sum of ``t`` over all processes, which may be ``t`` itself."""
+        """Return ``t``, overwritten by its sum over all processes."""
         if self.count > 1:
             dist.all_reduce(t)
         return t
@@ -123,7 +123,7 @@ class Ranks:
 
 
 class _Loss(nn.Module):
-    """A model that FSDP2 gathers before `forward` computes its loss by the function that it is given."""
+    """A model whose weights FSDP2 gathers before `forward` calls ``loss_of``."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class _Loss(nn.Module):
 
 @contextmanager
 def connected(meeting: Path, rank: int, count: int, device: torch.device) -> Iterator[Ranks]:
-    """Meet the other processes at the file ``meeting``; each uses its own GPU if ``device`` is one."""
+    """Join the other processes through the file ``meeting``. If ``device`` is a GPU, each process uses its own GPU."""
     for library in ("GLOO", "NCCL"):
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", LOOPBACK)
     backend = "gloo"
@@ -151,9 +151,9 @@ def connected(meeting: Path, rank: int, count: int, device: torch.device) -> Ite
 
 @contextmanager
 def started(cell: Cell, tokens: Path, scratch: Path, root: Path, device: torch.device) -> Iterator[Ranks]:
-    """Start the further processes that ``cell`` asks for, if any, and be the first.
+    """Start ``cell.train.devices - 1`` further processes, and yield the `Ranks` of this one, the first.
 
-    They end with this one, however it ends. Raises :class:`UserError` if one of them ends before it.
+    They end with this process, however it ends. Raises :class:`UserError` if one of them ends before it.
     """
     count = cell.train.devices
     if count == 1:
@@ -188,7 +188,7 @@ def started(cell: Cell, tokens: Path, scratch: Path, root: Path, device: torch.d
 
 
 def _first_ended(others: list[subprocess.Popen[bytes]]) -> int | None:
-    """Return the index of the first process that has failed or fails now, ``None`` without one."""
+    """Return the index of the first process that has failed or fails within `ENDED_WITHIN`, ``None`` without one."""
     for number, other in enumerate(others):
         with suppress(subprocess.TimeoutExpired):
             if other.wait(ENDED_WITHIN):

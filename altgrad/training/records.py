@@ -1,11 +1,11 @@
-"""The files that a run leaves, snapshots of its weights for the diagnoses included.
+"""The files that a run leaves, including snapshots of its weights for the diagnoses.
 
-``probes.safetensors`` holds ``weight/<step>/<layer>`` for each linear layer at evenly spaced steps, and where the
-weight's scale is remembered or held also its amax as ``amax/<step>/<layer>`` (0-d, 0 before the first step). At each of
-these steps but the last, which ``model.safetensors`` holds, it has ``state/<step>/<name>`` for every other entry of
-the model's state, so that the model can be rebuilt there. From the last of the steps it holds
-``grad_quantized/<step>/<layer>`` and ``grad_float/<step>/<layer>``: the weight gradient of one fixed batch through the
-quantized model and through a float32 copy of it. Its metadata maps each layer to the formats of its three roles.
+``probes.safetensors`` holds ``weight/<step>/<layer>`` for each linear layer at evenly spaced steps. If the weight's
+scale is remembered or held, ``amax/<step>/<layer>`` (0-d, 0 before the first step) is its amax. The other entries of
+the model's state are ``state/<step>/<name>``, so that the model can be rebuilt; those of the last step are in
+``model.safetensors`` instead. For the last step the file holds ``grad_quantized/<step>/<layer>`` and
+``grad_float/<step>/<layer>``: the weight gradient of one fixed batch through the quantized model and through a float32
+copy of it. The file's metadata maps each layer to the formats of its three roles.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from altgrad.training.monitor import Measurement
 def write_history(path: Path, rows: list[list[Any]], measured: Sequence[str] = ()) -> None:
     """Write ``history.csv``: one row per logged step, with an empty field where a value was not measured.
 
-    ``measured`` names the columns after those of every run. A run whose recipe changes has one more column, ``recipe``.
+    The columns are `HISTORY`, then ``measured``, then ``recipe`` if the rows have one more value.
     """
     columns = [*HISTORY, *measured, "recipe"]
     frame = pd.DataFrame(rows, columns=columns[: len(rows[0])] if rows else columns[:-1])
@@ -50,7 +50,7 @@ def write_monitors(path: Path, rows: list[list[Any]]) -> None:
 
 
 def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
-    """Write ``rows``, of which the first names the columns, to the CSV file ``path`` atomically."""
+    """Write ``rows`` to the CSV file ``path`` atomically; the first row names the columns."""
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)
 
@@ -58,7 +58,7 @@ def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write ``tensors``, from any device, to ``path`` atomically.
 
-    They are serialised in memory first: safetensors' own writer reports a full disk without an error number.
+    The file is made in memory first: safetensors' own writer reports a full disk without an error number.
     """
     content = save({name: plain(t).detach().cpu().contiguous() for name, t in tensors.items()}, metadata)
     with replacing(path) as temporary:
@@ -68,7 +68,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str,
 def unique_state(model: nn.Module) -> dict[str, Tensor]:
     """Return the state dict and the amax of weights on the quantization grid, each tensor under its first name.
 
-    These are the tensors that the modules hold now, where `state_dict` would return a process's parts of whole ones.
+    The tensors are those that the modules hold now. With FSDP2 `state_dict` would return parts of gathered weights.
     """
     lost = {f"{name}.{key}" for name, module in model.named_modules() for key in module._non_persistent_buffers_set}
     buffers = {
@@ -79,7 +79,7 @@ def unique_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_weights(path: Path, model: nn.Module, step: int) -> None:
-    """Write a snapshot of the model at ``step`` to ``path``, with the names of ``probes.safetensors``.
+    """Write a snapshot of the model at ``step`` to ``path``; its tensors are named as in ``probes.safetensors``.
 
     A weight that a layer shares with an embedding is written once, as the layer's.
     """
@@ -111,7 +111,7 @@ def moved_since(path: Path, model: nn.Module) -> dict[str, Tensor]:
 
 
 def layer_formats(model: nn.Module) -> dict[str, dict[str, str | None]]:
-    """Return the format's name, or ``None``, of each role of each linear layer."""
+    """Return by linear layer and role the name of the format, ``None`` for a role that is not quantized."""
     unquantized: dict[str, str | None] = {"weight": None, "input": None, "grad": None}
     return {
         name: recipe.format_names() if (recipe := layer_recipe(layer)) else unquantized

@@ -1,6 +1,6 @@
-"""One cell from its resolved file to its output directory, in one process or in several.
+"""Train one cell from its resolved file to its output directory, in one process or in several.
 
-`train_cell` is the first process and writes the results. `train_beside` is each further one, which
+`train_cell` runs in the first process and writes the results. `train_beside` runs in each further process, which
 `altgrad.training.ranks` starts.
 """
 
@@ -57,7 +57,7 @@ def train_cell(cell: Cell, tokens: Path, out: Path, root: Path, position: str = 
 
 
 def train_beside(arguments: list[str]) -> None:
-    """Train a cell as one of its further processes, which ends with the first: SCRATCH TOKENS ROOT RANK."""
+    """Train a cell in a further process, which ends with the first; ``arguments``: SCRATCH TOKENS ROOT RANK."""
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)  # the first process says when to stop
     threading.Thread(target=_end_with_first, daemon=True).start()
@@ -74,7 +74,7 @@ def train_beside(arguments: list[str]) -> None:
 
 
 def _end_with_first() -> None:
-    """End when the process that started this one closes its end of the pipe, or is gone."""
+    """End this process as soon as the process that started it closes its end of the pipe, or is gone."""
     os.read(sys.stdin.fileno(), 1)
     os._exit(1)
 
@@ -82,7 +82,7 @@ def _end_with_first() -> None:
 def settle(cell: Cell, root: Path) -> tuple[torch.device, str, bool]:
     """Prepare this process to train ``cell``; return the device, the dtype of products, and whether to compile.
 
-    Says so where one of them is not what the user may expect.
+    Prints a notice if a missing tool or coded weights prevent compiling, or if the dtype is not the cell's setting.
     """
     machine.make_deterministic()
     machine.use_compile_cache(machine.compile_cache(root))
@@ -104,7 +104,7 @@ def make_trainer(
     cell: Cell, tokens: Path, scratch: Path, device: torch.device, compute: str, compiled: bool,
     mine: Ranks | None = None,
 ) -> Trainer:  # fmt: skip
-    """Return what trains ``cell`` on ``tokens``; ``scratch`` and the arguments after it are a `Trainer`'s."""
+    """Build the model and optimizer of ``cell`` and return their `Trainer`; ``scratch`` and all after it go to it."""
     train, val = (task_of(cell, tokens, split) for split in ("train", "val"))
     mine = mine or Ranks()
     arm = arm_of(cell)
@@ -112,7 +112,7 @@ def make_trainer(
     tqdm.write(f"{cell.key}: {account(model).summary}")
     mine.shard(model)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "the arm is its plain form")  # which the notice below says for a cell
+        warnings.filterwarnings("ignore", "the arm is its plain form")  # the notice below says it for a cell
         optimizer = build_optimizer(
             model, arm, steps=cell.train.steps, seed=cell.seed, compiled=compiled,
             reference="updates" in cell.monitor.groups,
@@ -124,7 +124,7 @@ def make_trainer(
 
 
 def _write_results(trainer: Trainer, out: Path) -> None:
-    """Write everything but the timings: the same bits whenever the cell is run."""
+    """Write all result files but ``timing.json`` to ``out``: each run of the cell writes the same bits."""
     history = trainer.history.rows()
     records.write_history(out / "history.csv", history, trainer.measures.columns)
     records.write_monitors(out / "monitors.parquet", trainer.monitors.rows())
@@ -151,7 +151,7 @@ def _write_probes(trainer: Trainer, path: Path) -> None:
 
 
 def _metrics(trainer: Trainer, history: list[list[Any]], out: Path) -> dict[str, object]:
-    """Return the content of ``metrics.json``. A number that could not be measured is null."""
+    """Return the content of ``metrics.json``. A number that could not be measured is ``None``."""
     cell, tracker = trainer.cell, trainer.tracker
     layers = linear_layers(trainer.model)
     evaluated = [(row[4], row[0]) for row in history if row[4] is not None]
@@ -180,8 +180,8 @@ def _metrics(trainer: Trainer, history: list[list[Any]], out: Path) -> dict[str,
 def _timing(trainer: Trainer) -> dict[str, Any]:
     """Return the entries of ``timing.json`` about the run: seconds, milliseconds per step, MB of 10^6 bytes.
 
-    Compiling takes the check of the graph, and the time by which the first calls of a graph exceed the median call.
-    The time of evaluations is without the latter. Compiling is ``None`` where nothing was compiled.
+    ``compile_s`` is the time of the graph's check, and the time by which first calls of a graph exceed the median call.
+    ``evaluate_s`` leaves that excess out. ``compile_s`` is ``None`` if nothing was compiled.
     """
     seconds = sorted(trainer.step_seconds)
     median = statistics.median(seconds) if seconds else None
@@ -206,5 +206,5 @@ def _timing(trainer: Trainer) -> dict[str, Any]:
 
 
 def _excess(seconds: list[float], first: list[int]) -> float:
-    """Return by how much the calls with the indices ``first`` exceed the median call."""
+    """Return the sum of ``seconds`` by which the calls with the indices ``first`` exceed the median call."""
     return sum(max(0.0, seconds[i] - statistics.median(seconds)) for i in first if i < len(seconds))

@@ -1,8 +1,8 @@
-"""Which recipe of a cell's schedule is on, and when the next one takes over.
+"""Which recipe of a cell's schedule is in use, and when the next one takes over.
 
-The decision depends on earlier steps and the batch of the present one. All of it is in the checkpoint or is computed
-again, so a run that is resumed on either side of a change goes on with the same bits. Only instrumented passes see an
-overflow: here, and nowhere else, the result depends on how often a run is watched.
+A change depends on earlier steps and the batch of the present step. All data for it is in the checkpoint or is computed
+again. So a run that is resumed on either side of a change continues with the same bits. Only instrumented passes see an
+overflow, so a change by overflow depends on how often the run is watched. Nothing else does.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ TINY = 1e-300  # keeps a loss of 0 from being a divisor
 class Switches:
     """The place of ``cell`` in its schedule: 0 is the first recipe, 1 the next.
 
-    ``made`` has an entry for each change: ``step``, the first in the new recipe, ``recipe``, its name, ``place``, and
-    ``why``: after, overflow, spike or nonfinite. ``least`` is the smallest smoothed loss since the last change.
+    ``made`` has a dict for each change so far: ``step`` (the first in the new recipe), ``recipe`` (its name), ``place``
+    and ``why`` (after, overflow, spike or nonfinite). ``least`` is the smallest smoothed loss since the last change.
     """
 
     def __init__(self, cell: Cell, made: list[dict[str, Any]] | None = None, least: float | None = None) -> None:
@@ -33,15 +33,18 @@ class Switches:
 
     @property
     def recipe(self) -> str:
-        """The name of the present recipe, at first that of the grid's entry."""
+        """The name of the present recipe; before any change, the cell's format."""
         return self.made[-1]["recipe"] if self.made else self._cell.format
 
     def state(self) -> dict[str, Any]:
-        """Return plain values from which ``Switches(cell, **state)`` restores this object."""
+        """Return plain values; ``Switches(cell, **state)`` restores this object from them."""
         return {"made": self.made, "least": None if math.isinf(self._least) else self._least}
 
     def before(self, step: int, smoothed: float | None) -> bool:
-        """Change the recipe before ``step`` if its share of the steps or the loss so far says so; return whether."""
+        """Change the recipe before ``step`` if a scheduled share of the steps is over or the ``smoothed`` loss spikes.
+
+        Returns whether the recipe changes. ``smoothed`` is ``None`` before the first step.
+        """
         self._smoothed = math.inf if smoothed is None else smoothed
         self._least = min(self._least, self._smoothed)
         over = [s.is_over(step - 1, self._cell.train.steps) for s in self._cell.schedule]
@@ -51,9 +54,9 @@ class Switches:
         return not math.isinf(self._smoothed) and self.when(step, spike=self._smoothed / max(self._least, TINY))
 
     def when(self, step: int, **seen: float) -> bool:
-        """Change to the next recipe that waits for an event, if ``seen`` is that event; return whether it is.
+        """Change to the next recipe with a ``when``, if ``seen`` exceeds its limit; return whether the recipe changes.
 
-        ``seen`` is one of ``spike``, a ratio; ``overflow``, a share of a tensor; ``nonfinite``, ``True``.
+        ``seen`` is one keyword: ``spike`` (a ratio), ``overflow`` (a share of a tensor) or ``nonfinite=True``.
         """
         waiting = [(i, s.when) for i, s in enumerate(self._cell.schedule, 1) if i > self.place and s.when is not None]
         ((name, value),) = seen.items()

@@ -2,7 +2,7 @@
 
 One update sets the learning rate, runs ``grad_accumulation`` micro-batches forward and backward, clips the global
 gradient norm and steps the optimizer. Instrumented passes, evaluations on the fixed validation sample, snapshots and
-checkpoints have steps of their own. None of these changes the weights' path, and every batch is a pure function of seed
+checkpoints happen at steps of their own. None of them changes the weights, and every batch is a pure function of seed
 and step. So a run that is interrupted anywhere and resumed ends with the same bits.
 """
 
@@ -51,7 +51,7 @@ class Interrupted(Exception):
 
 
 class Trainer:
-    """Trains ``model`` by the settings of ``cell``; all that must outlive the process is in the folder ``scratch``."""
+    """Trains ``model`` by the settings of ``cell``; the folder ``scratch`` has checkpoints, row logs and snapshots."""
 
     def __init__(
         self, cell: Cell, model: GPT, optimizer: ArmOptimizer, task: Task, val: Task, device: torch.device,
@@ -83,7 +83,7 @@ class Trainer:
         self.updates = UpdateMonitor(model, self.optimizer)
 
     def _requantize(self) -> None:
-        """Quantize the model by the recipe that the schedule is at; weights and the optimizer's state stay."""
+        """Quantize the model by the schedule's present recipe; weights and the optimizer's state stay."""
         place = self.switches.place
         requantize_model(self.model, recipe_of(self.cell.under(place)), seed=self.cell.seed, change=place)
         self.optimizer.look_at(weight_grids(self.model, on_grid=False))
@@ -119,7 +119,7 @@ class Trainer:
         self.history, self.monitors = logs
 
     def save(self) -> None:
-        """Write a checkpoint of the present step. Rows go first, so that none is missing after a resume."""
+        """Write a checkpoint of the present step. Rows are written first, so that none is missing after a resume."""
         tensors = checkpoint.pack(self.model, self.optimizer)
         if not self.ranks.first:
             return
@@ -161,7 +161,7 @@ class Trainer:
                 )
 
     def update(self, step: int) -> None:
-        """Do update ``step``, counted from 1, and the measurements and records that are due at it."""
+        """Do update ``step``, counted from 1, with the measurements and records that are due at this step."""
         train, changes = self.cell.train, len(self.switches.made)
         if self.switches.before(step, self.tracker.smoothed):
             self._change()
@@ -202,7 +202,7 @@ class Trainer:
             self._save_probe(step)
 
     def _gradients(self, step: int) -> tuple[float, Tensor, float]:
-        """Compute the gradients of ``step``; return its loss, and their total norm on the device and as a number."""
+        """Compute the gradients of ``step``; return its loss, and their total norm as a tensor and as a float."""
         self.optimizer.zero_grad(set_to_none=True)
         losses = [self._backward(step, micro) for micro in range(self.cell.train.grad_accumulation)]
         loss = self.ranks.sum(sum(losses[1:], losses[0]))
@@ -216,7 +216,7 @@ class Trainer:
         return loss_value, total_norm, norm
 
     def _change(self) -> None:
-        """Go on in the recipe that ``switches`` has just changed to."""
+        """Requantize the model to the recipe that ``switches`` has just changed to, and check its graph."""
         switch = self.switches.made[-1]
         tqdm.write(f"{self.cell.key}: {switch['recipe']} from step {switch['step']} on ({switch['why']})")
         self._requantize()
@@ -225,7 +225,7 @@ class Trainer:
             self.evaluation.check_graph()
 
     def _backward(self, step: int, micro: int) -> Tensor:
-        """Run forward and backward pass of this process's rows of a micro-batch; return its share of the loss."""
+        """Run forward and backward on this process's rows of a micro-batch; return its share of the step's loss."""
         parts = self.cell.train.grad_accumulation
         with self._autocast():
             shares = map(self.ranks.share, self._batch(step, micro))
@@ -243,7 +243,7 @@ class Trainer:
     # --- what is recorded ------------------------------------------------------------------------
 
     def _first_nonfinite(self, step: int) -> tuple[str | None, str | None]:
-        """Return the first tensor of ``step``, over its micro-batches, that is not finite, and in which rows."""
+        """Return the first tensor of ``step`` that is not finite, and its rows, in any micro-batch; or two ``None``."""
         for micro in range(self.cell.train.grad_accumulation):
             name = first_nonfinite(self._observe(step, {"tensors"}, micro))
             if name is not None:
@@ -251,7 +251,7 @@ class Trainer:
         return None, None
 
     def _observe(self, step: int, groups: set[str], micro: int = 0) -> list[Measurement]:
-        """Measure those of `PASS` that are in ``groups`` on a micro-batch of ``step``."""
+        """Run an instrumented pass on a micro-batch of ``step``; return the rows of those ``groups`` in `PASS`."""
 
         def loss() -> Tensor:  # scaled as in the step, so that gradients are the step's
             train = self.cell.train
@@ -315,7 +315,7 @@ class Trainer:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Turn the first SIGTERM or SIGINT into a checkpoint at the next step; the second ends at once."""
+        """Inside, the first SIGTERM or SIGINT makes a checkpoint after the step; the second ends the run at once."""
         if not self.ranks.first:  # the first process says when to stop
             yield
             return
@@ -331,7 +331,7 @@ class Trainer:
 
 
 def probe_steps(steps: int, count: int) -> list[int]:
-    """Return ``count`` steps evenly spaced from 0 to ``steps``, both included (one: only the last)."""
+    """Return ``count`` steps evenly spaced from 0 to ``steps``, both included; only ``[steps]`` if ``count`` is 1."""
     if count == 1:
         return [steps]
     return sorted({round(i * steps / (count - 1)) for i in range(count)})
