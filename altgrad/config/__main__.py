@@ -36,7 +36,7 @@ def sections() -> dict[str, dict[str, Any]]:
 
 
 def pages() -> dict[str, str]:
-    """Return the settings reference as Markdown pages by file name: ``params.md``, and ``train.md`` etc. per section."""
+    """Return the Markdown pages of the settings reference by file name: ``params.md``, and one for each section."""
     found = {"params.md": f"# params.yaml\n\n{MADE_BY}\n\n{_section('Params')}\n"}
     for name, spec in sections()["Params"]["properties"].items():
         shown = ["Override"] if name == "overrides" else _named(spec)

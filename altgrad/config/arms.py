@@ -35,8 +35,7 @@ class Base:
 
 
 # Sources of the defaults: torch.optim's AdamW, SGD and Muon (which has Jordan's momentum), geoopt's RiemannianAdam and
-# RiemannianSGD, Bernstein's Madam. `rung` is this project's own; its learning rate counts code steps, so it cannot
-# scale a decay.
+# RiemannianSGD, Bernstein's Madam. `rung` is this project's; its rate counts code steps, which cannot scale a decay.
 BASES = {
     "adamw": Base("adam", ADAM, plain="adamw", weight_decay=0.01),
     "sgd": Base("momentum", MOMENTUM, plain="sgd"),
@@ -222,14 +221,14 @@ class Arm(Settings):
 
     @property
     def weight_decays(self) -> tuple[float, float]:
-        """(for weights that the arm acts on, for all others): ``weight_decay``, or the defaults of the two bases."""
+        """Weight decay per unit of the learning rate: (for weights that the arm acts on, for all others)."""
         row = BASES[self.base]
         own, plain = row.weight_decay, BASES[row.plain].weight_decay
         return (own, plain) if self.weight_decay is None else (self.weight_decay, self.weight_decay)
 
     @property
     def shares(self) -> tuple[float, float]:
-        """(of a linear layer's weight, of an embedding): the share that decay removes in a step at the peak rate."""
+        """The shares that decay removes in a step at the peak rate: (of a linear layer's weight, of an embedding)."""
         if self.decay is not None and self.plain_decay is not None:
             return self.decay, self.plain_decay
         own, plain = self.weight_decays

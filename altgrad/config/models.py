@@ -181,7 +181,7 @@ def published_sizes(folder: Path) -> dict[str, Any]:
 
 
 def cell_model(preset: Model | ModelFrom, start: str | None = None) -> dict[str, Any]:
-    """Return the fields of `CellModel` by name: the sizes of ``preset``, and ``start`` if the model starts from weights.
+    """Return the fields of `CellModel` by name: the sizes of ``preset``, and ``start`` if there are weights to load.
 
     The weights are in the preset's folder (``from``), which decides the sizes, or in the folder ``start``, which must
     have the preset's sizes. Raises :class:`UserError` as `published_sizes` does, for weights in both places, for other

@@ -186,7 +186,7 @@ def with_presets(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def validated(schema: type[Model], values: Any, source: object) -> Model:
-    """Return ``values`` as an instance of ``schema``; raise :class:`UserError` with ``source`` and the wrong settings."""
+    """Return ``values`` as a ``schema``; raise :class:`UserError` that names ``source`` and each wrong setting."""
     try:
         return schema.model_validate(values)
     except ValidationError as error:

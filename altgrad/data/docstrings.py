@@ -19,7 +19,7 @@ from pathlib import Path
 
 from altgrad.common.errors import UserError, run_stage
 
-LEAST = 500  # characters; modules with less have little more than a line for each function
+LEAST = 500  # characters of a text; shorter modules have little more than a line for each function
 DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
