@@ -70,7 +70,7 @@ def sentences(error: ValidationError, source: str) -> list[str]:
 
 
 def _place(location: tuple[int | str, ...]) -> str:
-    """Return ``grid.formats[2]`` for ``("grid", "formats", 2)``."""
+    """Return a problem's place as the user writes it: ``grid.formats[2]`` for ``("grid", "formats", 2)``."""
     if location[:1] in (("corpora",), ("models",), ("recipes",)):
         location = (*location[:2], *location[3:])  # the third part is the union's tag, not a setting
     place = ""

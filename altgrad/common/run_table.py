@@ -1,6 +1,6 @@
 """``altgrad.record``: add a row to a table of runs, from any script; ``altgrad compare`` reads such tables.
 
-Nothing heavy is imported here: a training script should not wait for it.
+This module imports nothing slow, because a training script should not wait for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The base class of all settings, and the kinds of values that several sections share.
 
-A section of settings is declared once and has three readers: params.yaml and a resolved cell, where formats are names,
-and Python, where a name is replaced by the registered `Format`.
+A section of settings is declared once and used in three places. In params.yaml and in a resolved cell, formats are
+names. In Python, the registered `Format` replaces its name.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ else:
 
 
 class _FromPython(ModelMetaclass):
-    """Lets Python code make settings: names become registered formats, and a mistake is a ``ValueError``.
+    """Lets Python code make settings: formats' names become registered formats, and a mistake raises ``ValueError``.
 
     This is a metaclass because type checkers would otherwise refuse a format's name where a `Format` is declared.
     """

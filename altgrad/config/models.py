@@ -120,7 +120,7 @@ class Lora(Settings):
 
 
 class Start(Settings):
-    """The weights that a cell starts from, as they were when it was resolved."""
+    """The weights that a cell starts from, with their hash from the time when the cell was resolved."""
 
     folder: str
     sha256: str = Field(description="of model.safetensors")
@@ -128,7 +128,7 @@ class Start(Settings):
 
 
 class CellModel(Model):
-    """The model of a resolved cell."""
+    """The model of a resolved cell; ``start`` is ``None`` where training begins with random weights."""
 
     start: Start | None = None
 

@@ -146,7 +146,7 @@ class LayerRecipe(Settings):
             yield from self._native_mistakes(tensors)
 
     def _native_mistakes(self, tensors: Mapping[str, TensorRecipe]) -> Iterator[str]:
-        """Yield a sentence for each setting of a native layer that no hardware has."""
+        """Yield a sentence for each setting that ``backend: native`` cannot have, because no hardware has it."""
         needed = "backend native needs weight, input and grad in E4M3 or E5M2, or all in NVFP4"
         names = {role: getattr(tensor.format, "name", None) for role, tensor in tensors.items()}  # None: not yet known
         for role in ROLES:
@@ -184,7 +184,7 @@ class LayerRecipe(Settings):
 
     @property
     def virtual_weight(self) -> TensorRecipe | None:
-        """The recipe of a weight whose optimizer sees a format that no product uses; ``None`` for any other weight."""
+        """The weight's recipe if it is virtual: the optimizer sees the format, no product uses it. Else ``None``."""
         return self.weight if self.weight is not None and self.weight.virtual else None
 
     def on(self, layers: str, *, required: bool = True) -> Rule:

@@ -61,12 +61,12 @@ class ChangingRecipe(Settings):
 
     @property
     def names(self) -> dict[str, str]:
-        """The grid entries that this recipe names, by setting: ``recipe``, ``schedule[0].recipe``, ..."""
+        """The grid entries that this recipe names, by setting: ``{"recipe": "NVFP4", "schedule[0].recipe": "bf16"}``."""
         return {"recipe": self.recipe} | {f"schedule[{i}].recipe": s.recipe for i, s in enumerate(self.schedule)}
 
 
 class CellSwitch(Switch):
-    """A change of recipe in a resolved cell."""
+    """A change of recipe in a resolved cell, with the rules of the new recipe."""
 
     rules: list[Rule]
 

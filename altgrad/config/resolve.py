@@ -74,7 +74,7 @@ class GridNames:
         return (recipe, fmt) if joint else (self.params.grid.recipe, entry)
 
     def require(self, entry: str, setting: str) -> None:
-        """Raise :class:`UserError` unless ``entry``, the value of ``setting``, can stand in a grid."""
+        """Raise :class:`UserError` unless ``entry`` can stand in a grid; the error names ``setting`` as its place."""
         if entry in self.params.recipes:
             return
         if JOINT in entry:
@@ -98,7 +98,7 @@ class GridNames:
         return True
 
     def format(self, name: str, setting: str) -> Format:
-        """Return the format called ``name``, the value of ``setting``; :class:`UserError` if it cannot be trained."""
+        """Return the format called ``name``; raise :class:`UserError` with ``setting`` if it cannot be trained."""
         try:
             return training_format(name, self.params.formats.get(name))
         except ValueError as error:

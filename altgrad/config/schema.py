@@ -198,7 +198,7 @@ class MonitorSettings(Settings):
                 yield f"intervals names {name}, which groups leaves out; name it in both or in neither"
 
     def due(self, step: int) -> set[str]:
-        """Return the groups that are recorded at ``step``, counted from 1."""
+        """Return the names of the groups that are recorded at ``step``, counted from 1."""
         return {name for name in self.groups if step == 1 or step % self.intervals.get(name, self.every) == 0}
 
 

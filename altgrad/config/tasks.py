@@ -1,6 +1,6 @@
 """What the models learn: the next token (``language``), or the labels of a document (``classify``).
 
-A report compares the primary metric of the task. The resolved file of a language run has no section for its task.
+A report compares the primary metric of the task. The file of a language model's cell has no section ``task``.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class ComparedOn(NamedTuple):
 
     @property
     def enough(self) -> bool:
-        """Whether a difference on this text may be expected on other text too."""
+        """Whether the text has at least `FEWEST` documents and sequences, so that a difference may hold elsewhere."""
         return self.documents >= FEWEST and (self.split == "test" or self.sequences >= FEWEST)
 
     def notes(self, asked: int) -> list[str]:

@@ -125,7 +125,7 @@ class TensorRecipe(Settings):
 
     @property
     def keeps_scales(self) -> bool:
-        """Whether the scales stay in the operands of a product. Other scales are divided out of the result."""
+        """Whether the operands of a product keep their scales. Otherwise the product is divided by the scales."""
         return self.granularity in ("block", "tile")
 
     @property

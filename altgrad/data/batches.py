@@ -41,8 +41,8 @@ TruthAndScores = tuple[np.ndarray, np.ndarray]
 class TokenFile:
     """One split of a tokenized corpus, mapped into memory.
 
-    ``tokens`` is a read-only uint16 array of shape (len(self),). Raises :class:`UserError` where ``directory`` (as
-    written by :func:`altgrad.data.write_tokens`) lacks the split, or its ``meta.json`` describes another file.
+    ``tokens`` is a read-only uint16 array of shape (len(self),). :func:`altgrad.data.write_tokens` makes the directory.
+    Raises :class:`UserError` if the split is missing there, or its file has another size than ``meta.json`` says.
     """
 
     def __init__(self, directory: Path, split: str) -> None:
@@ -66,9 +66,9 @@ class TokenFile:
 
 
 def require_sequences(meta: dict[str, Any], context: int) -> None:
-    """Raise :class:`UserError` unless train and val each have a sequence of ``context`` tokens and its last target.
+    """Raise :class:`UserError` unless train and val each have ``context + 1`` tokens, one sequence and its last target.
 
-    ``meta`` is the content of ``meta.json``. Training needs one sequence, and so does the validation sample.
+    ``meta`` is the content of ``meta.json``. Training and the validation sample each need one sequence.
     """
     train, val = (meta["splits"].get(split, {"tokens": 0})["tokens"] for split in ("train", "val"))
     if min(train, val) < context + 1:
@@ -199,7 +199,7 @@ class Pieces:
     def scores(self, model: Callable[[Tensor], Tensor], batch: int, sequences: int | None = None) -> TruthAndScores:
         """Return (truth, scores), bool and float32 (documents, labels), for the documents that `sample` chooses.
 
-        A score is the mean of the logits of ``model`` over a document's pieces; it gets ``batch`` pieces at a time.
+        A score is the mean of the model's logits over a document's pieces. The model gets ``batch`` pieces at a time.
         """
         inputs, _, owner = self.sample(sequences)
         documents, first, counts = np.unique(owner, return_index=True, return_counts=True)

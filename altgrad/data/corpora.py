@@ -26,7 +26,7 @@ MOST_GRAMS = 2**24  # remembered at once: the grams of some 100 MB of text, in a
 
 
 class Labelled(NamedTuple):
-    """A text, the names of its labels, and the corpus's name for it: the number of its row from 0 on, or a file."""
+    """A text, its labels' names, and the corpus's name for it: the number of its row from 0 on, or a file's name."""
 
     text: str
     labels: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ def documents(corpus: Corpus, split: Split) -> Iterator[str]:
 
 
 def labelled(corpus: Corpus, split: Split) -> Iterator[Labelled]:
-    """Yield the texts of ``split`` as `documents` does, each with the names of its labels, each name once.
+    """Yield the texts of ``split`` as `documents` does, each with the names of its labels. No name is repeated.
 
     Raises :class:`altgrad.config.UserError` also where the corpus has no labels.
     """

@@ -1,6 +1,6 @@
 """Data sets of the Hugging Face hub, and local folders in the hub's layout (data files and README.md).
 
-Every failure (no network, a misspelt name, a data set that is a script, a missing column) ends in one sentence that
+Every failure (no network, a misspelt name, a data set that is a script, a missing column) raises a `UserError`, which
 names a corpus to use instead.
 """
 

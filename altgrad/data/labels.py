@@ -126,7 +126,7 @@ def _best(truth: np.ndarray, scores: np.ndarray) -> float:
 
 
 def classification_metrics(truth: np.ndarray, scores: np.ndarray, thresholds: np.ndarray) -> dict[str, float]:
-    """Return the metrics in `altgrad.config.tasks.TITLES`, by name. It takes two labels or more, each in a document."""
+    """Return the metrics in `altgrad.config.tasks.TITLES` by name, for two labels or more, each in some document."""
     given = scores >= thresholds
     each = f1_score(truth, given, average=None, zero_division=0.0)
     rarest = truth.sum(axis=0).argsort(kind="stable")
