@@ -61,7 +61,7 @@ class ChangingRecipe(Settings):
 
     @property
     def names(self) -> dict[str, str]:
-        """The grid entries that this recipe names, by setting: ``{"recipe": "NVFP4", "schedule[0].recipe": "bf16"}``."""
+        """Grid entries that this recipe names, by setting: ``{"recipe": "NVFP4", "schedule[0].recipe": "bf16"}``."""
         return {"recipe": self.recipe} | {f"schedule[{i}].recipe": s.recipe for i, s in enumerate(self.schedule)}
 
 
