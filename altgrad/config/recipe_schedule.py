@@ -2,7 +2,7 @@
 
 These are the settings in ``recipes:``. `CellSwitch` is a switch in a resolved cell, with the rules of its recipe. A run
 only moves forward through the schedule. Once the share of a switch has passed (``after``), the run is at this switch or
-a later one. An event moves the run to the next switch that waits for events (``when``).
+a later one. An event moves the run to the next switch with ``when``, if that switch waits for this event.
 """
 
 from __future__ import annotations
