@@ -1,1 +1,1 @@
-"""What files, errors, processes and commands need, and every package may import. It imports no other package."""
+"""Files, errors, processes and commands. Every package may import this one, and it imports no other package."""

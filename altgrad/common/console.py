@@ -1,4 +1,4 @@
-"""Commands: how one was called, how a signal ends it, and what happens when its reader leaves, as ``head`` does."""
+"""Commands: how one was called, how a signal ends it, and how it ends when nobody reads its output (``| head``)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from types import FrameType
 
 INTERRUPTED = "interrupted; run the same command again, it goes on where it was"
 STOPS = (signal.SIGINT, signal.SIGTERM)
-UNREAD = 128 + signal.SIGPIPE  # what a shell says of a program that the signal has ended
+UNREAD = 128 + signal.SIGPIPE  # the status that a shell reports for a program that SIGPIPE has ended
 
 
 def called(module: str) -> str:
-    """Return the command that runs ``altgrad.<module>``, as this process was started, without arguments."""
+    """Return the command of ``module`` as the user typed it: ``python -m altgrad.config``, else ``altgrad config``."""
     written = f"{' '.join(sys.orig_argv)} "
     ways = (f"-m altgrad.{module}", f"-m altgrad {module}")
     return next((f"python {way}" for way in ways if f" {way} " in written), f"altgrad {module}")
 
 
 def end_when_stopped() -> None:
-    """Make an interrupt and SIGTERM end the process with a sentence instead of a traceback, while it loads modules."""
+    """Make an interrupt and SIGTERM end the process with one sentence. Call this before modules are loaded."""
 
     def end(signum: int, frame: object) -> None:
         os.write(sys.stderr.fileno(), f"{INTERRUPTED}\n".encode())
@@ -35,7 +35,7 @@ def end_when_stopped() -> None:
 
 @contextmanager
 def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Call ``handler(signum, frame)`` for each of `STOPS`; afterwards restore the handlers that they had before."""
+    """Let each signal of `STOPS` call ``handler(signum, frame)`` inside the block; then restore the old handlers."""
     before = {signum: signal.signal(signum, handler) for signum in STOPS}
     try:
         yield

@@ -32,7 +32,7 @@ class UserError(Exception):
 
 
 class Stopped(KeyboardInterrupt):
-    """An interrupt or SIGTERM, by its number ``signum``."""
+    """Raised for an interrupt or SIGTERM; ``signum`` is the signal's number."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(signum)
@@ -46,7 +46,10 @@ def near_matches(name: object, known: Iterable[str]) -> list[str]:
 
 
 def did_you_mean(name: object, known: Iterable[str], otherwise: str | None = None) -> str:
-    """Return ``"; did you mean E4M3 or E3M4?"``; without a near match ``otherwise``, or else the known names."""
+    """Return the end of an error message: ``"; did you mean E4M3 or E3M4?"``.
+
+    Without a near match return ``otherwise``; if that is ``None``, all names, as ``"; known: E4M3, E5M2"``.
+    """
     names = list(dict.fromkeys(known))
     if near := near_matches(name, names):
         return f"; did you mean {' or '.join(near)}?"
@@ -56,7 +59,7 @@ def did_you_mean(name: object, known: Iterable[str], otherwise: str | None = Non
 
 
 def sentences(error: ValidationError, source: str) -> list[str]:
-    """Return the problems of a validation error as sentences, each with ``source`` and the setting in front of it."""
+    """Return a sentence for each problem of ``error``, such as ``"params.yaml: train.steps: is missing; add it"``."""
     found = []
     for problem in error.errors():
         if problem["type"] == "default_factory_not_called":  # follows from another problem in the list
@@ -67,7 +70,7 @@ def sentences(error: ValidationError, source: str) -> list[str]:
 
 
 def _place(location: tuple[int | str, ...]) -> str:
-    """Return ``grid.formats[2]`` for ``("grid", "formats", 2)``."""
+    """Return a problem's place as the user writes it: ``grid.formats[2]`` for ``("grid", "formats", 2)``."""
     if location[:1] in (("corpora",), ("models",), ("recipes",)):
         location = (*location[:2], *location[3:])  # the third part is the union's tag, not a setting
     place = ""
@@ -99,7 +102,7 @@ def _sentence(problem: Mapping[str, Any]) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Return the beginning of ``repr(value)``, which Python refuses for a number of 5,000 digits."""
+    """Return the first `SHOWN` characters of ``repr(value)``; for an int too long for ``repr``, say that it is."""
     try:
         text = repr(value)
     except ValueError:
@@ -108,9 +111,9 @@ def _shown(value: Any) -> str:
 
 
 def _raise_when_stopped(stops: Iterable[signal.Signals]) -> None:
-    """Make these signals raise `Stopped` in the main thread.
+    """Make each signal of ``stops`` raise `Stopped`. Outside the main thread do nothing.
 
-    Forked processes ignore them, so that this process ends its pool in good order.
+    Processes that this one forks ignore these signals, so this process can end its pool in good order.
     """
     parent = os.getpid()
 
@@ -128,9 +131,9 @@ def run_stage(main: Callable[[list[str]], None], *, stops: Iterable[signal.Signa
 
     `settle_process` runs first. It only helps before torch is loaded, so a stage imports torch inside ``main``.
 
-    A signal of ``stops`` ends the process with one sentence and status 128 + signal. The sentence is left out where DVC
-    runs the stage, since the command that runs DVC prints it. SIGTERM may be one of ``stops`` only where no pool is
-    forked: a process that is just being forked would miss it.
+    A signal of ``stops`` ends the process with one sentence and status 128 + signal. Where DVC runs the stage, the
+    command that started DVC prints this sentence instead. Put SIGTERM into ``stops`` only where no pool is forked: a
+    process that is just being forked would miss it.
 
     A full disk is the one operating-system error with a sentence of its own. Every file is written under a temporary
     name first, so no complete file is lost.

@@ -48,7 +48,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}{place} is not valid YAML: {error.problem or error.context}") from None
     except (YAMLError, ValueError) as error:  # ValueError: a date that does not exist, such as 2026-02-30
         raise UserError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
-    except (LookupError, TypeError, AttributeError):  # of ruamel.yaml, such as for !!float without a number
+    except (LookupError, TypeError, AttributeError):  # ruamel.yaml raises these, as for !!float without a number
         raise UserError(f"{path} is not valid YAML: a value does not fit the tag in front of it") from None
     except RecursionError:
         raise UserError(f"{path} is not valid YAML: its brackets or anchors are nested without an end") from None
@@ -89,7 +89,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of the content of the file ``path``."""
+    """Return the SHA-256 of the file ``path`` as hex digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -119,11 +119,11 @@ def write_rows(path: Path, rows: Sequence[Sequence[Any]], schema: pyarrow.Schema
 
 
 def csv_rows(lines: Iterable[str], path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield each row of a CSV file: the number of the line that it begins in, and its values. Blank lines are skipped.
+    """Yield (number of its first line, values) for each row of a CSV file. Blank lines are skipped.
 
-    ``lines`` are the lines of ``path`` with their ends. Raises :class:`UserError`, which names the line, where the
-    strict reader of ``csv`` refuses a row, and where a row has more or fewer values than the first. pandas is laxer: it
-    reads a quoted text on to the next quote in any line, fills short rows, and makes an index of a value too many.
+    ``lines`` are the file's lines with their line ends; messages call the file ``path``. A row that the strict reader
+    of ``csv`` refuses, or that is longer or shorter than the first row, raises :class:`UserError`. pandas is laxer: it
+    reads a quoted text on to the next quote in any line, fills short rows, and makes an index of an extra value.
     """
     csv.field_size_limit(LONGEST_CSV_FIELD)
     reader, columns, line = csv.reader(lines, strict=True), 0, 1
@@ -151,7 +151,7 @@ def csv_rows(lines: Iterable[str], path: Path) -> Iterator[tuple[int, list[str]]
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of the JSON file ``path``; :class:`UserError` if it is missing or broken."""
+    """Return the content of the JSON file ``path``; raise :class:`UserError` if it is missing or is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

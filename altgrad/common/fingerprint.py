@@ -32,13 +32,13 @@ NO_SOURCES = {".md", ".pyc"}  # no stage reads these
 
 
 def source_files(folder: Path) -> list[Path]:
-    """Return the files of a package that results can depend on, in the same order on every machine."""
+    """Return the files below ``folder``, sorted, without Markdown and bytecode, which no result depends on."""
     files = [path for path in folder.rglob("*") if path.is_file() and path.suffix not in NO_SOURCES]
     return sorted(path for path in files if "__pycache__" not in path.parts)
 
 
 def digest(files: list[Path], top: Path) -> str:
-    """Return the SHA-256 of the files' names below ``top`` and contents."""
+    """Return one SHA-256, as hex digits, of the contents of ``files`` and their paths relative to ``top``."""
     hashed = hashlib.sha256()
     for path in files:
         hashed.update(f"{path.relative_to(top).as_posix()} {sha256_of(path)}\n".encode())
@@ -56,15 +56,15 @@ def write_digests(top: Path, out: Path) -> None:
 
 
 def project_root() -> Path:
-    """Return the top folder of the project: DVC names it to its stages, otherwise the working directory."""
+    """Return the project's top folder: ``DVC_ROOT``, which DVC sets for its stages, or else the working directory."""
     return Path(os.environ.get("DVC_ROOT", ".")).resolve()
 
 
 def link_ignored(folder: Path) -> None:
-    """Link the files of ``folder`` in the project into the working directory, where that is a temporary copy.
+    """In a temporary copy of the project, link the files of the project's ``folder`` that the copy lacks.
 
     `dvc exp run --temp` and the queue run stages in a copy of the files that git tracks. DVC hashes the dependencies of
-    a stage again when it ends, so it records the linked files.
+    a stage again when the stage ends, so it records the linked files. In the project itself nothing happens.
     """
     source = project_root() / folder
     if source == folder.resolve():
@@ -77,7 +77,10 @@ def link_ignored(folder: Path) -> None:
 
 
 def training_digest(tokens: Path) -> str:
-    """Return the SHA-256 of everything that decides a run's bits beside its cell: sources, token files, torch."""
+    """Return one SHA-256 of all that decides a run's bits besides its cell: sources, token files, torch's version.
+
+    ``tokens`` is the folder of the token files.
+    """
     hashed, package = hashlib.sha256(), Path(altgrad.__file__).parent
     sources = [file for name in TRAINING for file in source_files(package / name)]
     for file in [*sources, tokens / "meta.json", tokens / "train.bin", tokens / "val.bin"]:
@@ -88,9 +91,10 @@ def training_digest(tokens: Path) -> str:
 
 @contextmanager
 def only_worker(scratch: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of the folder ``scratch``, which is created if need be.
+    """Hold the lock of the folder ``scratch`` inside the block; make the folder if it is missing.
 
-    A second worker on the same cell calls ``on_wait``, waits, and then finds the finished checkpoint.
+    If another process has the lock, call ``on_wait()`` and wait. So a second worker on a cell finds the finished
+    checkpoint.
     """
     while True:
         scratch.mkdir(parents=True, exist_ok=True)
@@ -98,19 +102,19 @@ def only_worker(scratch: Path, on_wait: Callable[[], None]) -> Iterator[None]:
             if not _lock(lock, wait=False):
                 on_wait()
                 _lock(lock, wait=True)
-            # The holder before us may have discarded the directory, and with it the file we locked.
+            # The process that had the lock before may have removed the folder, and with it the file locked here.
             if Path(lock.name).exists() and os.path.samestat(os.fstat(lock.fileno()), os.stat(lock.name)):
                 yield
                 return
 
 
 def mark_finished(scratch: Path) -> None:
-    """Record that the results of the run in ``scratch`` are written, so that the folder may be removed."""
+    """Mark the folder ``scratch`` of a run whose results are written, so that `discard_finished` removes it."""
     (scratch / "finished").touch()
 
 
 def discard_finished(root: Path, key: str = "*") -> None:
-    """Remove the scratch folders of finished runs of cell ``key``, or of every cell.
+    """Remove the folders below ``root/scratch`` of finished runs of the cell ``key``, by default of every cell.
 
     The folder of a run that is in progress or was interrupted stays.
     """

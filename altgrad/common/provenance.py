@@ -1,6 +1,6 @@
-"""Where a measured result comes from, for the records that proofs and benchmarks write.
+"""The command, commit, versions and machine of a measured result, for the records of proofs and benchmarks.
 
-A file of its own, as it is the only one here that asks torch something.
+This is the only file of the package that imports torch.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from altgrad.common.threads import processor_name
 
 
 def environment(module: str, arguments: Sequence[str] | None) -> dict[str, Any]:
-    """Return the command, commit, versions, processor, threads and the load of the machine.
+    """Return, by name, the command, commit (None without git), versions, processor, threads and the machine's load.
 
     Args:
         module: the module that was run with ``python -m``.
-        arguments: its arguments; None for those of this process.
+        arguments: the module's arguments; None: the arguments of this process.
     """
-    import torch  # which most commands do without
+    import torch  # slow to load, and most commands do not need it
 
     return {
         "command": " ".join(["python -m", module, *(sys.argv[1:] if arguments is None else arguments)]),
@@ -41,7 +41,7 @@ def environment(module: str, arguments: Sequence[str] | None) -> dict[str, Any]:
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Write ``record`` to ``path`` as JSON, atomically, in the order that it has."""
+    """Write ``record`` to ``path`` as JSON, atomically. The keys keep their order."""
     write_text(path, json.dumps(record, indent=1) + "\n")
 
 

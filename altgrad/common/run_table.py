@@ -1,6 +1,6 @@
 """``altgrad.record``: add a row to a table of runs, from any script; ``altgrad compare`` reads such tables.
 
-Nothing heavy is imported here: a training script should not wait for it.
+This module imports nothing slow, because a training script should not wait for it.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ def record(
     step: SupportsIndex | None = None,
     **others: SupportsFloat,
 ) -> None:
-    """Add a run's loss to the CSV file ``path``, which is made with its folder if it is not there.
+    """Add a run's loss as a row to the CSV file ``path``. A missing file or folder is made.
 
-    Several processes may do so at once while `altgrad compare` reads: all see whole rows. A row of the same
-    configuration, optimizer, seed and step is replaced, so a script that is run again leaves no second row.
+    Several processes may call this at once while `altgrad compare` reads: every reader sees whole rows. A row of the
+    same configuration, optimizer, seed and step is replaced, so a script that is run again leaves no second row.
 
     Args:
-        path: the table. All rows of a file have the columns of its first row.
+        path: the file. All its rows have the columns of the first row.
         configuration: the run's configuration, as the report will name it.
         optimizer: the run's optimizer, as the report will name it.
-        seed: runs of one seed are paired, so it should fix the same weights and batches in all of them.
-        loss: final, or after ``step``; a loss that is not finite is written as "diverged".
-        step: for a table of curves, which is another file than the table of final losses.
-        others: more columns, such as ``accuracy``.
+        seed: the run's seed. Runs of one seed are paired, so a seed should fix the same weights and batches in all.
+        loss: the final loss, or the loss after ``step``; a loss that is not finite is written as "diverged".
+        step: the step of this loss. Curves and final losses need a file each: rows of final losses have no step.
+        others: values of more columns, such as ``accuracy``.
 
     Raises:
-        ValueError: for an empty name or one of two lines, and for a file that has other columns.
+        ValueError: a name is empty, has spaces around it or has two lines; or the file has other columns.
     """
     for name, text in {"configuration": configuration, "optimizer": optimizer}.items():
         if not text or text != text.strip() or len(text.splitlines()) > 1:
@@ -76,7 +76,7 @@ def record(
 
 
 def read_locked(path: Path) -> bytes:
-    """Return the content of ``path`` while no `record` writes to it, so that every row is whole."""
+    """Wait until no `record` writes to ``path``, then return the file's bytes: every row is whole."""
     with open(path, "rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         return file.read()
@@ -90,7 +90,7 @@ def _line(values: Sequence[object]) -> bytes:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[BinaryIO]:
-    """Open ``path`` for this process alone; open it again if it was replaced while this process waited."""
+    """Yield ``path``, opened under an exclusive lock; a file that was replaced during the wait is opened again."""
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         with open(path, "a+b", buffering=0) as file:

@@ -1,6 +1,6 @@
 """Check params.yaml against the schema of its settings, or print its presets or a reference of all settings.
 
-This takes a moment. Stage `grid` checks what needs the corpus or the model.
+The check loads neither the corpus nor the model. Stage `grid` makes the checks that need them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def sections() -> dict[str, dict[str, Any]]:
 
 
 def pages() -> dict[str, str]:
-    """Return the pages of the settings reference by file name: for params.yaml, and for each of its sections."""
+    """Return the Markdown pages of the settings reference by file name: ``params.md``, and one for each section."""
     found = {"params.md": f"# params.yaml\n\n{MADE_BY}\n\n{_section('Params')}\n"}
     for name, spec in sections()["Params"]["properties"].items():
         shown = ["Override"] if name == "overrides" else _named(spec)
@@ -55,7 +55,7 @@ def _named(spec: dict[str, Any]) -> list[str]:
 
 
 def _section(name: str) -> str:
-    """Return a section's description and the table of its settings, those without a default first."""
+    """Return a section's description and the table of its settings. Settings without a default come first."""
     section = sections()[name]
     rows = ["| setting | value | default | what it is |", "|---|---|---|---|"]
     needed = section.get("required", [])
@@ -76,7 +76,7 @@ def _default(spec: dict[str, Any]) -> str:
 
 
 def _kind(spec: Any) -> str:
-    """Return in words which values a part of the schema allows."""
+    """Return which values a part of the schema allows, such as ``"whole number, at least 1"``."""
     if alternatives := spec.get("anyOf", spec.get("oneOf")):
         return " or ".join(map(_kind, alternatives))
     if words := spec.get("enum", [spec[name] for name in ("const", "$ref") if name in spec]):
@@ -93,7 +93,7 @@ def _kind(spec: Any) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Run the command; :class:`UserError` for a mistake in params.yaml."""
+    """Run the command; raise :class:`UserError` for a mistake in params.yaml."""
     parser = argparse.ArgumentParser(prog=called("config"), description=__doc__)
     parser.add_argument("--presets", action="store_true", help="print the preset models, corpora, arms and recipes")
     parser.add_argument(

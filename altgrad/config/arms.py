@@ -1,6 +1,6 @@
 """The settings of an optimizer arm (an entry of ``optimizers:``), its base optimizers, and which settings go together.
 
-`altgrad.optim` has the formulas of the bases, and its ADD_A_BASE.md adds one.
+`altgrad.optim` has the formulas of the bases. Its ADD_A_BASE.md says how to add a base.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from altgrad.config.base import FormatSetting, Settings
 from altgrad.config.state import State
 
 ADAM = ("exp_avg", "exp_avg_sq")
-MOMENTUM = ("momentum_buffer",)  # kept where the arm has a momentum, which no other base takes
+MOMENTUM = ("momentum_buffer",)  # only bases with this state take a momentum; at momentum 0 nothing is kept
 
 
 @dataclass(frozen=True)
 class Base:
-    """A base optimizer. The last three fields are an arm's defaults, as the base's source has them."""
+    """A base optimizer. ``momentum``, ``betas`` and ``weight_decay`` are an arm's defaults, from the base's source."""
 
-    direction: str  # how a step's direction comes from the gradient; bases may share one
-    state: tuple[str, ...]  # float32 tensors of a weight's shape that it keeps between steps
-    plain: Literal["adamw", "sgd"]  # what moves everything else: embeddings, norms, linear layers without a format
-    unit: Literal["weight", "rungs", "log"] = "weight"  # of the learning rate; a stiffness needs "weight"
-    own_step: bool = False  # moves the weights of linear layers unlike its plain form even without a stiffness
-    metric: bool = False  # uses the stiffness S as a metric 1/S², along which it carries its first moment
-    loops: bool = True  # update_cpu.cpp has its direction
+    direction: str  # name of the formula that makes a step's direction from the gradient; bases may share a formula
+    state: tuple[str, ...]  # float32 tensors of a weight's shape that the base keeps between steps
+    plain: Literal["adamw", "sgd"]  # updates everything else: embeddings, norms, linear layers without a format
+    unit: Literal["weight", "rungs", "log"] = "weight"  # unit of the learning rate; a stiffness needs "weight"
+    own_step: bool = False  # updates weights of linear layers unlike its plain form even without a stiffness
+    metric: bool = False  # uses the stiffness S as a metric 1/S², and transports its first moment along this metric
+    loops: bool = True  # update_cpu.cpp computes the direction too
     momentum: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0  # per unit of the learning rate
 
 
 # Sources of the defaults: torch.optim's AdamW, SGD and Muon (which has Jordan's momentum), geoopt's RiemannianAdam and
-# RiemannianSGD, Bernstein's Madam. Rungs are of this project; their rate counts steps, which no decay is a share of.
+# RiemannianSGD, Bernstein's Madam. `rung` is this project's; its rate counts code steps, which cannot scale a decay.
 BASES = {
     "adamw": Base("adam", ADAM, plain="adamw", weight_decay=0.01),
     "sgd": Base("momentum", MOMENTUM, plain="sgd"),
@@ -62,7 +62,7 @@ else:
 
 def _of_base(setting: str) -> Any:
     """Return a default factory for ``setting``: the value that the arm's base has for it."""
-    return lambda settings: getattr(BASES[settings.get("base", "adamw")], setting)  # no base where it is none
+    return lambda settings: getattr(BASES[settings.get("base", "adamw")], setting)  # no base if its name was refused
 
 
 class Arm(Settings):
@@ -197,7 +197,7 @@ class Arm(Settings):
             yield f"{base} keeps no v; remove state.v"
 
     def _unused_settings(self) -> Iterator[tuple[tuple[str, ...], bool, str]]:
-        """Yield the settings that only some arms use: their names, whether this arm leaves them unused, and why."""
+        """Yield (names, unused, message): settings that only some arms use, and whether this arm leaves them unused."""
         row, nothing = BASES[self.base], "means nothing to an arm that"
         of_stiffness = ("acts", "power", "normalise", "schedule")
         yield of_stiffness, self.stiffness is None, f"{nothing} has no stiffness; remove it"
@@ -211,24 +211,24 @@ class Arm(Settings):
 
     @property
     def has_own_step(self) -> bool:
-        """Whether the arm moves any weight unlike its plain form."""
+        """Whether the arm updates any weight differently than its `plain_form` does."""
         return self.stiffness is not None or self.weights == "quantized" or BASES[self.base].own_step
 
     @property
     def needs_format(self) -> bool:
-        """Whether the arm moves only weights that have a format unlike its plain form."""
+        """Whether the arm acts only on weights that have a format. Its `plain_form` then updates all others."""
         return self.weights == "quantized" or self.stiffness not in (None, *FORMAT_FREE)
 
     @property
     def weight_decays(self) -> tuple[float, float]:
-        """``weight_decay`` or its default: for the weights that the arm acts on, and for its plain form."""
+        """Weight decay per unit of the learning rate: (for weights that the arm acts on, for all others)."""
         row = BASES[self.base]
         own, plain = row.weight_decay, BASES[row.plain].weight_decay
         return (own, plain) if self.weight_decay is None else (self.weight_decay, self.weight_decay)
 
     @property
     def shares(self) -> tuple[float, float]:
-        """The shares that a step at the peak rate takes away: of a linear layer's weight, and of an embedding."""
+        """The shares that decay removes in a step at the peak rate: (of a linear layer's weight, of an embedding)."""
         if self.decay is not None and self.plain_decay is not None:
             return self.decay, self.plain_decay
         own, plain = self.weight_decays
@@ -236,7 +236,7 @@ class Arm(Settings):
 
     @property
     def plain_form(self) -> Arm:
-        """The arm that moves all weights that this one does not move by their quantization grid."""
+        """The AdamW or SGD arm that updates everything on which this arm does not act."""
         shared = ("lr", "betas", "eps", "momentum", "state")
         row = BASES[self.base]
         kept = {name: getattr(self, name) for name in shared if name != "momentum" or row.plain == "sgd"}
@@ -244,6 +244,6 @@ class Arm(Settings):
 
     @property
     def has_adam_moments(self) -> bool:
-        """Whether the arm's moments are the moments that AdamW would have of the same gradients."""
+        """Whether the arm's moments equal the moments of AdamW for the same gradients."""
         untouched = self.feedback is None and (self.stiffness is None or self.acts == "update")
         return BASES[self.base].direction == "adam" and untouched

@@ -1,7 +1,7 @@
 """The base class of all settings, and the kinds of values that several sections share.
 
-A section of settings is declared once and has three readers: params.yaml and a resolved cell, where formats are names,
-and Python, where a name is replaced by the registered `Format`.
+A section of settings is declared once and used in three places. In params.yaml and in a resolved cell, formats are
+names. In Python, the registered `Format` replaces its name.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 def as_format(value: Any, info: ValidationInfo) -> Format | str:
     """Return the `Format` that ``value`` names; without a validation context, return the name itself.
 
-    The context maps the names of the user's own formats to them. Other names are looked up in the registry.
+    The context maps the names of the user's own formats to `Format` objects. The registry has all other names.
     """
     if isinstance(value, Format):
         return value
@@ -70,7 +70,7 @@ else:
 
 
 class _FromPython(ModelMetaclass):
-    """Lets Python code make settings: names become registered formats, and a mistake is a ``ValueError``.
+    """Lets Python code make settings: formats' names become registered formats, and a mistake raises ``ValueError``.
 
     This is a metaclass because type checkers would otherwise refuse a format's name where a `Format` is declared.
     """
@@ -93,7 +93,7 @@ class Settings(BaseModel, metaclass=_FromPython):
     @model_validator(mode="before")
     @classmethod
     def _known_settings_of_their_kind(cls, values: Any) -> Any:
-        """Refuse an unknown setting with its near matches, ``steps: true`` (which would be 1), and huge numbers."""
+        """Refuse an unknown setting, a truth value for a number (``steps: true``), and whole numbers beyond 2^63."""
         for key, value in values.items() if isinstance(values, dict) else ():
             if key not in cls.model_fields:
                 raise ValueError(f"unknown setting {key!r}{did_you_mean(key, cls.model_fields)}")
@@ -118,13 +118,13 @@ class Settings(BaseModel, metaclass=_FromPython):
         return self
 
     def but(self, **changes: Any) -> Self:
-        """Return these settings with ``changes``, which are checked like any other values."""
+        """Return a copy with other values: ``train.but(steps=10)``. The values are checked as always."""
         return type(self)(**dict(self) | changes)
 
     def with_formats(self, formats: Mapping[str, Format]) -> Self:
-        """Return these settings with each format's name replaced: by one of ``formats``, or by a registered format.
+        """Return a copy in which a `Format` replaces each format's name: from ``formats``, else from the registry.
 
-        Raises ``ValueError`` where a format does not go with the other settings.
+        Raises ``ValueError`` where a format contradicts the other settings.
         """
         try:
             return type(self).model_validate(self.model_dump(), context=formats)

@@ -25,12 +25,12 @@ from altgrad.formats import Format
 from altgrad.formats.clamping import cut_off, right_token, unclamped
 
 HEAD = "head"  # the layer that makes the logits
-SMALL = 1e-6  # a probability of the right token at which its gradient is as large as it gets
-LEAST = 0.01  # the least clamped share of the gradient that is reported: an 8-bit format rounds by more
+SMALL = 1e-6  # a probability of the right token so small that the token's gradient is as large as it gets
+LEAST = 0.01  # a smaller clamped share of the gradient is not reported: an 8-bit format rounds by more
 
 
 def cell_key(format: str, optimizer: str, seed: int, lr_scale: int | float) -> str:
-    """Return the name that DVC gives to this combination: the four values joined by ``-``."""
+    """Return the cell's key, which DVC makes from the same values, such as ``"E4M3-adamw-0-1"``."""
     return f"{format}-{optimizer}-{seed}-{lr_scale}"
 
 
@@ -40,7 +40,7 @@ class Cell(Settings):
     ``format`` is the grid's entry: the name of a format or of a recipe, or both, as in ``virtual.E3M4``. ``rules`` name
     formats, and ``formats`` defines each of them. ``schedule`` has the recipes that take over during the run. ``task``
     says how documents are classified; it is ``None`` where the model learns the next token. ``lora`` is ``None`` where
-    the weights themselves are trained. The cell's file leaves out these three where they are empty.
+    the weights themselves are trained. The cell's file leaves out ``schedule``, ``task`` and ``lora`` if empty.
     """
 
     key: str
@@ -59,7 +59,7 @@ class Cell(Settings):
     lora: Lora | None = None
 
     def mistakes(self) -> Iterator[str]:
-        """Yield a sentence for each recipe and arm that cannot change during the run, or be frozen under adapters."""
+        """Yield a sentence for each setting that contradicts a schedule of recipes or adapters (``lora``)."""
         if self.schedule and self.arm.weights == "quantized":
             yield (
                 f"weights: quantized keeps the weights of {self.optimizer} in one format, and {self.format} changes it "
@@ -88,7 +88,7 @@ class Cell(Settings):
 
     @classmethod
     def read(cls, path: Path) -> Cell:
-        """Read ``data/grid/<key>.json``; :class:`UserError` if it is missing or is not a cell's file."""
+        """Return the cell in the file ``data/grid/<key>.json``; raise :class:`UserError` for any other file or none."""
         return validated(cls, read_json(path), path)
 
     def to_json(self) -> str:
@@ -96,11 +96,11 @@ class Cell(Settings):
         return canonical_json(self.model_dump(mode="json", exclude=unset))
 
     def sha256(self) -> str:
-        """Return the SHA-256 of the cell's file, the identity that checkpoints and diagnoses carry."""
+        """Return the SHA-256 of the cell's file as hex digits; checkpoints and diagnoses name their cell by it."""
         return hashlib.sha256(self.to_json().encode("utf-8")).hexdigest()
 
     def under(self, place: int) -> Cell:
-        """Return the cell with the rules that it begins with (0), or those of a place in its schedule, from 1."""
+        """Return the cell with the rules of one recipe: 0 is the first recipe, n the n-th in ``schedule``, from 1."""
         return self.model_copy(update={"rules": self.schedule[place - 1].rules}) if place else self
 
     @property
@@ -123,10 +123,10 @@ def position_in_grid(directory: Path, key: str) -> str:
 
 
 def run_names(cells: Iterable[Cell], tokens: Path) -> dict[str, str]:
-    """Return a name for each cell's run, by the cell's key. Runs with the same name have the same bits.
+    """Return, by the cell's key, a name for each cell's run: the key and a hash of all that decides the run's bits.
 
-    The number of processes that share the batch does not count: an interrupted run may go on with more or fewer, though
-    its sums then have other last bits. ``tokens`` is the folder of the token files.
+    The hash ignores ``train.devices``: an interrupted run may continue with more or fewer processes, though its sums
+    then have other last bits. ``tokens`` is the folder of the token files.
     """
     shared, names = training_digest(tokens), {}
     for cell in cells:
@@ -144,12 +144,12 @@ def scratch_directory(root: Path, cell: Cell, tokens: Path) -> Path:
 
 
 class ClampedHead(NamedTuple):
-    """The share of the head's gradient that its scales, of the rule ``rule``, clamp in steps of ``tokens``."""
+    """How much of the head's gradient its scales clamp."""
 
-    tokens: int
-    rule: str
-    cut: float  # the largest share of the right token's gradient
-    unclamped: tuple[int, int]  # the nearest range of tokens in which nothing is clamped
+    tokens: int  # of a step
+    rule: str  # by which scales are rounded: scale_rounding
+    cut: float  # the largest clamped share of the right token's gradient
+    unclamped: tuple[int, int]  # first and last number of the nearest range of tokens that clamps nothing
 
     def __str__(self) -> str:
         first, last = self.unclamped
@@ -161,11 +161,11 @@ class ClampedHead(NamedTuple):
 
 
 def clamped_head(cell: Cell) -> ClampedHead | None:
-    """Return how much of the right token's gradient the scales of ``cell`` clamp, if it is worth a warning.
+    """Return the worst clamping of the head's gradient in any recipe of ``cell``; ``None`` up to the share `LEAST`.
 
-    `altgrad.formats.clamping` derives it. Scales that are powers of two by the rule ``floor`` clamp where the tokens of
-    a step, divided by the loss's factor, are 2^n or a few per cent more. Only language models are looked at: a
-    classifier's loss is a mean over labels, whose number its text decides.
+    `altgrad.formats.clamping` derives the share. E8M0 scales rounded by ``floor`` clamp where the tokens of a step,
+    divided by the loss's factor, are 2^n or a few per cent more. A classifier's cell gives ``None``: its loss is a mean
+    over labels, and the number of labels depends on the text.
     """
     tokens = cell.train.grad_accumulation * cell.train.batch * cell.model.context
     label = cell.train.loss_scale  # the gradient's limit at the right token, times the loss's factor
@@ -180,7 +180,7 @@ def clamped_head(cell: Cell) -> ClampedHead | None:
 
 
 def clamped_heads(cells: Iterable[Cell]) -> dict[ClampedHead, list[str]]:
-    """Return what `clamped_head` finds in ``cells``, each with the entries of the grid that have it."""
+    """Return each result of `clamped_head` for ``cells``, with the grid's entries (``cell.format``) that have it."""
     entries: dict[ClampedHead, list[str]] = {}
     for cell in cells:
         if (clamped := clamped_head(cell)) is not None and cell.format not in entries.setdefault(clamped, []):

@@ -1,9 +1,9 @@
-"""The model's settings: its sizes, or a folder of weights to start from, whose files are read but for the weights.
+"""The model's settings: its sizes, or a folder of weights to start from. No weights are loaded here, only their sizes.
 
-A folder of published weights has ``model.safetensors`` and a ``config.json``: Hugging Face's (``n_positions``,
-``activation_function``) or nanoGPT's ``model_args`` (``block_size``, ``bias``). A setting that Hugging Face's leaves
-out has the default of transformers' ``GPT2Config``. This bench writes Hugging Face's layout with ``bias: false`` where
-a model has no biases: the layout always has them, and they are zero then. The folder of a run has
+A folder of published weights has ``model.safetensors`` and ``config.json``. The latter is Hugging Face's
+(``n_positions``, ``activation_function``) or nanoGPT's ``model_args`` (``block_size``, ``bias``). Hugging Face's may
+leave out settings, which then have the default of transformers' ``GPT2Config``. For a model without biases this bench
+writes Hugging Face's layout, which always has biases, with zeros and ``bias: false``. The folder of a run has
 ``model.safetensors`` with this bench's names, and a ``config.json`` only if `make repro` has copied it.
 
 Every size is checked against the weights except ``n_head``, which no tensor's shape depends on. A wrong ``n_head`` that
@@ -40,7 +40,7 @@ ALIASES = {
 }  # fmt: skip
 #: activation_function -> gelu of a model; nanoGPT's ``nn.GELU()`` is exact
 ACTIVATIONS = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
-#: Settings of GPT-2 of which this GPT has one value only. gpt_bigcode has GPT-2's names and sizes, and other attention.
+#: Settings of GPT-2 that must have this value here. gpt_bigcode has GPT-2's names and sizes, but another attention.
 FIXED = {
     "model_type": "gpt2", "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False, "tie_word_embeddings": True, "layer_norm_epsilon": 1e-5,
@@ -62,7 +62,7 @@ class Model(Settings):
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The arguments that the model itself is made with, apart from its vocabulary."""
+        """The fields of `altgrad.model.GPTConfig` by name, without ``vocab_size``."""
         return {name: getattr(self, name) for name in Model.model_fields if name != "threads"}
 
     def mistakes(self) -> Iterator[str]:
@@ -120,7 +120,7 @@ class Lora(Settings):
 
 
 class Start(Settings):
-    """The weights that a cell starts from, as they were when it was resolved."""
+    """The weights that a cell starts from, with their hash from the time when the cell was resolved."""
 
     folder: str
     sha256: str = Field(description="of model.safetensors")
@@ -128,13 +128,13 @@ class Start(Settings):
 
 
 class CellModel(Model):
-    """The model of a resolved cell."""
+    """The model of a resolved cell; ``start`` is ``None`` where training begins with random weights."""
 
     start: Start | None = None
 
 
 def published_sizes(folder: Path) -> dict[str, Any]:
-    """Return the fields of `altgrad.model.GPTConfig` for the weights in ``folder``, without dropout.
+    """Return the fields of `altgrad.model.GPTConfig` by name, without ``dropout``, for the weights in ``folder``.
 
     Raises :class:`UserError` for a missing file, an impossible size, and a setting that this GPT cannot have.
     """
@@ -181,10 +181,11 @@ def published_sizes(folder: Path) -> dict[str, Any]:
 
 
 def cell_model(preset: Model | ModelFrom, start: str | None = None) -> dict[str, Any]:
-    """Return the settings of a cell's model: those of ``preset``, and the weights that it starts from, if any.
+    """Return the fields of `CellModel` by name: the sizes of ``preset``, and ``start`` if there are weights to load.
 
-    A preset's own folder decides the sizes. The folder ``start`` must have the preset's sizes. Raises
-    :class:`UserError` as `published_sizes` does, for other sizes, and for a context longer than the weights have.
+    The weights are in the preset's folder (``from``), which decides the sizes, or in the folder ``start``, which must
+    have the preset's sizes. Raises :class:`UserError` as `published_sizes` does, for weights in both places, for other
+    sizes, and for a context longer than that of the weights.
     """
     settings = preset.model_dump()
     own = settings.get("from")
@@ -227,7 +228,7 @@ def _require_startable(folder: Path) -> None:
 
 
 def run_sizes(folder: Path) -> dict[str, Any]:
-    """Return ``vocab_size`` and ``context`` of a run's weights; :class:`UserError` where they are not a run's."""
+    """Return ``vocab_size`` and ``context`` of a run's weights in ``folder``; raise :class:`UserError` for others."""
     try:
         with open(folder / WEIGHTS, "rb") as file:  # safetensors: the length of a table, then the table
             table = json.loads(file.read(int.from_bytes(file.read(8), "little")))
@@ -239,5 +240,5 @@ def run_sizes(folder: Path) -> dict[str, Any]:
 
 
 def weights_sha256(folder: Path) -> str:
-    """Return the SHA-256 of the file of weights in ``folder``."""
+    """Return the SHA-256 of ``model.safetensors`` in ``folder`` as hex digits."""
     return sha256_of(folder / WEIGHTS)

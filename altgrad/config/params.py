@@ -50,7 +50,7 @@ WHOLE = {"base", "source", "from"}
 
 
 def _number(value: Any) -> int | float:
-    """Return a number as it is written, because DVC builds a cell's key from that."""
+    """Return the number unchanged: DVC builds a cell's key from it, and 1 must not become 1.0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e6:
         raise ValueError(f"must be a number above 0 and up to 1e6, not {value!r}")
     return value
@@ -138,7 +138,7 @@ class Params(Settings):
 
     @property
     def cell_takes(self) -> tuple[int, int]:
-        """The CPU threads and, where there are GPUs, the GPUs that a cell needs."""
+        """(CPU threads, GPUs) that a cell needs; the second number counts only on a machine with GPUs."""
         return self.models[self.model].threads * self.train.devices, self.train.devices
 
     @model_validator(mode="before")
@@ -157,7 +157,7 @@ class Params(Settings):
 
 @cache
 def presets() -> dict[str, Any]:
-    """Return ``presets.yaml``: by section and name, settings as in params.yaml."""
+    """Return the content of ``presets.yaml``: settings by section and name, as in params.yaml."""
     return read_yaml(PRESETS)
 
 
@@ -186,7 +186,7 @@ def with_presets(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def validated(schema: type[Model], values: Any, source: object) -> Model:
-    """Return ``values`` as ``schema``; raise :class:`UserError` naming ``source`` and the setting."""
+    """Return ``values`` as a ``schema``; raise :class:`UserError` that names ``source`` and each wrong setting."""
     try:
         return schema.model_validate(values)
     except ValidationError as error:
@@ -200,7 +200,7 @@ def require_name(name: str, known: dict[str, Any], source: object, setting: str,
 
 
 def load_params(path: Path = Path("params.yaml")) -> Params:
-    """Read and check params.yaml, including that every preset that is picked by name exists."""
+    """Return params.yaml, checked. Raises :class:`UserError` also for a name that is not in its section."""
     params = validated(Params, read_yaml(path), path)
     require_name(params.corpus, params.corpora, path, "corpus", "corpora")
     require_name(params.model, params.models, path, "model", "models")

@@ -34,21 +34,21 @@ NATIVE_BLOCKS = {
     ("block", 16, "E4M3"): "NVFP4",
     ("tile", 16, "E4M3"): "NVFP4",
 }
-#: Formats that hardware multiplies in these blocks, and with scales of tensors and rows that it applies to the result.
+#: Formats that hardware multiplies, by the kind of scales. It applies scales of tensors and rows to the product.
 NATIVE_FORMATS = {
     "granularity tensor": ("E4M3", "E5M2"), "granularity row": ("E4M3", "E5M2"),
     "MXFP8": ("E4M3",), "blocks of 128": ("E4M3",), "NVFP4": ("E2M1",),
 }  # fmt: skip
 HEADS = ("head", "*.head", "lm_head", "*.lm_head")  # patterns of layers with this name, here and in transformers
-#: Patterns for any model, in place of the bench's own names: the layers of a numbered module are a block's.
+#: Patterns for any model, by the bench's own pattern: the layers of a numbered module are a block's layers.
 FOR_ANY_MODEL = {"head": HEADS, "blocks.*": ("*[0-9].*",)}
 _UNSAID: Any = object()
 
 _ROWS = {"format": "E4M3", "granularity": "row", "scale": "E8M0"}
 #: What torchao's float8 recipes quantize, and how, for readers without torchao. `altgrad.model.torchao` compares this
-#: with torchao itself and refuses a layer that torchao would quantize otherwise. Scales are those of the forward
-#: product, for ``grad`` those of the product with the weight. ``rowwise_with_gw_hp`` computes the weight's gradient
-#: from unquantized tensors.
+#: table with torchao and refuses a layer that torchao would quantize otherwise. The scales of ``weight`` and ``input``
+#: are for the forward product, those of ``grad`` for its product with the weight. ``rowwise_with_gw_hp`` computes the
+#: weight's gradient from unquantized tensors.
 TORCHAO_RECIPES: dict[str, dict[str, dict[str, str]]] = {
     "tensorwise": {"weight": {"format": "E4M3"}, "input": {"format": "E4M3"}, "grad": {"format": "E5M2"}},
     "rowwise": {"weight": _ROWS, "input": _ROWS, "grad": _ROWS},
@@ -57,7 +57,7 @@ TORCHAO_RECIPES: dict[str, dict[str, dict[str, str]]] = {
 
 
 def _native_kind(role: str, tensor: TensorRecipe) -> str | None:
-    """Return the kind of scales that all tensors of a native layer share; ``None`` if hardware does not have it."""
+    """Return the kind of the scales, such as ``"granularity row"`` or ``"MXFP8"``; ``None`` if no hardware has it."""
     if tensor.granularity in ("tensor", "row"):
         return f"granularity {tensor.granularity}"
     if tensor.granularity == "tile" and role != "weight":
@@ -68,8 +68,8 @@ def _native_kind(role: str, tensor: TensorRecipe) -> str | None:
 class LayerRecipe(Settings):
     """How a linear layer is quantized; a tensor without a recipe stays in the compute dtype.
 
-    With ``torchao`` torchao's float8 recipe of that name quantizes the layer (see :mod:`altgrad.model.torchao`) and
-    decides everything else. Reading the section fills ``weight``, ``input`` and ``grad`` with what it quantizes.
+    ``torchao`` names a float8 recipe of torchao, which then quantizes the layer (see :mod:`altgrad.model.torchao`).
+    Validation fills ``weight``, ``input`` and ``grad`` as that recipe has them, and refuses all other settings.
     """
 
     weight: Quantized = Field(None, description="of the layer; none: not quantized")
@@ -146,7 +146,7 @@ class LayerRecipe(Settings):
             yield from self._native_mistakes(tensors)
 
     def _native_mistakes(self, tensors: Mapping[str, TensorRecipe]) -> Iterator[str]:
-        """Yield a sentence for each setting of a native layer that no hardware has."""
+        """Yield a sentence for each setting that ``backend: native`` cannot have, because no hardware has it."""
         needed = "backend native needs weight, input and grad in E4M3 or E5M2, or all in NVFP4"
         names = {role: getattr(tensor.format, "name", None) for role, tensor in tensors.items()}  # None: not yet known
         for role in ROLES:
@@ -184,11 +184,11 @@ class LayerRecipe(Settings):
 
     @property
     def virtual_weight(self) -> TensorRecipe | None:
-        """The recipe of a weight whose optimizer sees a format that no product uses; ``None`` for any other weight."""
+        """The weight's recipe if it is virtual: the optimizer sees the format, no product uses it. Else ``None``."""
         return self.weight if self.weight is not None and self.weight.virtual else None
 
     def on(self, layers: str, *, required: bool = True) -> Rule:
-        """Return the rule that quantizes the layers whose names match ``layers`` like this."""
+        """Return the `Rule` with these settings for the layers whose names match the glob ``layers``."""
         return Rule(
             layers=layers, required=required, **{name: getattr(self, name) for name in LayerRecipe.model_fields}
         )
@@ -212,9 +212,9 @@ class Rule(LayerRecipe):
 
 
 def last_matching(names: Sequence[str], rules: Iterable[tuple[str, float, T]]) -> dict[str, T]:
-    """Return for each name the value of the last rule that matches it.
+    """Return, by name, the value of the last rule that decides the name; names that no rule decides are left out.
 
-    A rule is a pattern, the share of its hits that it decides (the last ones), and a value.
+    A rule is (glob, share, value). Of the names that match the glob, it decides the last ``share``, rounded up.
     """
     values: dict[str, T] = {}
     for pattern, share, value in rules:
@@ -227,14 +227,14 @@ _RULES = "such as Rule(layers='*', weight='E4M3')"
 
 
 def _listed(value: Any) -> Any:
-    """Return rules as a tuple; refuse a single rule and a name."""
+    """Return a list of rules as a tuple; raise ``ValueError`` for a single rule, a name and anything else."""
     if isinstance(value, (str, Mapping, Settings)) or not isinstance(value, Iterable):
         raise ValueError(f"expected a list of rules, [{_RULES.removeprefix('such as ')}], not {_shown(value)}")
     return tuple(value)
 
 
 def _rule(value: Any) -> Any:
-    """Return a rule; refuse anything else, with what to write instead."""
+    """Return ``value`` if it is a rule or a mapping; else raise ``ValueError``, which says what to write."""
     if isinstance(value, (Rule, Mapping)):
         return value
     if isinstance(value, LayerRecipe):
@@ -249,7 +249,7 @@ def _shown(value: Any) -> str:
 class Recipe(Settings):
     """An ordered list of rules: ``Recipe(rules=[Rule(layers="*", weight="E4M3"), ...])``.
 
-    A rule may also be the mapping of its settings. Raises ``ValueError``, a sentence that names the rule by its place.
+    A rule may also be the mapping of its settings. A mistake raises ``ValueError``, which names the rule by its place.
     """
 
     rules: Annotated[tuple[Annotated[Rule, BeforeValidator(_rule)], ...], BeforeValidator(_listed)]
@@ -258,9 +258,9 @@ class Recipe(Settings):
     def named(cls, name: str) -> Recipe:
         """Return a published recipe, such as ``NVFP4``; ``recipes.yaml`` beside this file has them all.
 
-        It is the recipe that a grid entry of that name trains, and chooses the same layers of the bench's model. In
-        other models a head is a layer called ``head`` or ``lm_head`` (at any depth), and blocks are numbered modules.
-        Raises ``ValueError`` with the nearest names for an unknown one.
+        A grid entry of that name trains the same recipe, on the same layers of the bench's model. In other models a
+        head is a layer called ``head`` or ``lm_head`` (at any depth), and blocks are numbered modules. An unknown name
+        raises ``ValueError`` with the nearest names.
         """
         published = published_recipes()
         if name not in published:
@@ -279,8 +279,8 @@ class Recipe(Settings):
         The native backend has no product with an unquantized input, so there the head is like the other layers.
 
         Args:
-            format: a format, or the name of a block format such as MXFP8, which brings its scales along.
-            grad: the same for gradients, or None to leave them unquantized. Default: E5M2; a block format has none.
+            format: a format or its name, or the name of a block format such as MXFP8, which includes its scales.
+            grad: the same for gradients; None leaves them unquantized. Default: E5M2; with a block format, required.
             options: fields of :class:`TensorRecipe`, for all three tensors, or of :class:`LayerRecipe`.
         """
         if grad is _UNSAID:
@@ -305,9 +305,9 @@ class Recipe(Settings):
         return cls(rules=tuple(rules))
 
     def match(self, layers: Iterable[str]) -> dict[str, LayerRecipe]:
-        """Return the recipe of each layer that is quantized, or whose optimizer sees a format.
+        """Return, by name, the recipe of each layer that is quantized or has a virtual weight.
 
-        Raises ``ValueError`` when a required pattern matches none of ``layers``.
+        Raises ``ValueError`` when a required pattern matches none of the names ``layers``.
         """
         names = list(layers)
         for rule in self.rules:
@@ -321,5 +321,5 @@ class Recipe(Settings):
 
 @cache
 def published_recipes() -> dict[str, list[dict[str, Any]]]:
-    """Return the rules of each published recipe, as settings of `Rule` with names of formats."""
+    """Return, by the recipe's name, the rules of each published recipe: settings of `Rule` with names of formats."""
     return read_yaml(PUBLISHED)

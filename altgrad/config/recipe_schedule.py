@@ -1,8 +1,8 @@
-"""A recipe that changes during a run: the entry that it begins with, and when another takes over.
+"""A recipe that changes during a run: the recipe that the run begins with, and when another recipe takes over.
 
 These are the settings in ``recipes:``. `CellSwitch` is a switch in a resolved cell, with the rules of its recipe. A run
-goes forward through the schedule only: it is in the last switch whose share of the steps has passed, and a switch that
-waits ``when`` for something takes the next switch of that kind. So a run that needed no help changes at its share too.
+only moves forward through the schedule. Once the share of a switch has passed (``after``), the run is at this switch or
+a later one. An event moves the run to the next switch with ``when``, if that switch waits for this event.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ class ChangingRecipe(Settings):
 
     @property
     def names(self) -> dict[str, str]:
-        """The entries that it names, by the place of the setting."""
+        """Grid entries that this recipe names, by setting: ``{"recipe": "NVFP4", "schedule[0].recipe": "bf16"}``."""
         return {"recipe": self.recipe} | {f"schedule[{i}].recipe": s.recipe for i, s in enumerate(self.schedule)}
 
 
 class CellSwitch(Switch):
-    """A change of recipe in a resolved cell."""
+    """A change of recipe in a resolved cell, with the rules of the new recipe."""
 
     rules: list[Rule]
 
     def is_over(self, done: int, steps: int) -> bool:
-        """Whether the share of this switch has passed once ``done`` of a run's ``steps`` are done."""
+        """Whether the share ``after`` has passed when ``done`` of ``steps`` steps are done; False without ``after``."""
         return self.after is not None and done >= round(self.after * steps)

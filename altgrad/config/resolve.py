@@ -28,7 +28,7 @@ from altgrad.config.tasks import Classifier
 from altgrad.formats import Format, get_format
 
 PLACEHOLDER = "FORMAT"  # in a recipe, stands for the format of the grid's entry
-JOINT = "."  # of a recipe and its format in an entry
+JOINT = "."  # joins a recipe and its format in an entry
 
 
 def training_format(name: str, custom: CustomFormat | None = None) -> Format:
@@ -47,7 +47,7 @@ def training_format(name: str, custom: CustomFormat | None = None) -> Format:
 
 
 class GridNames:
-    """The names that a grid of ``params`` can have; ``source`` is what messages call the file.
+    """The names that a grid of ``params`` can have; ``source`` is the file's name in messages.
 
     Raises :class:`UserError` where a name could mean two things, and where a format of the user's own is impossible.
     """
@@ -67,14 +67,14 @@ class GridNames:
                 self.require(entry, f"recipes.{name}.{setting}")
 
     def parts(self, entry: str) -> tuple[str, str | None]:
-        """Return the recipe and the format of ``entry``; the format is ``None`` where the recipe names its own."""
+        """Return the names (recipe, format) in ``entry``; the format is ``None`` where ``entry`` is a recipe alone."""
         if entry in self.params.recipes:
             return entry, None
         recipe, joint, fmt = entry.partition(JOINT)
         return (recipe, fmt) if joint else (self.params.grid.recipe, entry)
 
     def require(self, entry: str, setting: str) -> None:
-        """Raise :class:`UserError` unless ``entry``, the value of ``setting``, can stand in a grid."""
+        """Raise :class:`UserError` unless ``entry`` can stand in a grid; the error names ``setting`` as its place."""
         if entry in self.params.recipes:
             return
         if JOINT in entry:
@@ -98,7 +98,7 @@ class GridNames:
         return True
 
     def format(self, name: str, setting: str) -> Format:
-        """Return the format called ``name``, the value of ``setting``; :class:`UserError` if it cannot be trained."""
+        """Return the format called ``name``; raise :class:`UserError` with ``setting`` if it cannot be trained."""
         try:
             return training_format(name, self.params.formats.get(name))
         except ValueError as error:
@@ -113,7 +113,7 @@ class GridNames:
         return any(tensor is not None and tensor.format == PLACEHOLDER for tensor in tensors)
 
     def _require_joint_entry(self, entry: str, setting: str) -> None:
-        """Raise unless ``entry`` joins a recipe that uses the placeholder with a format."""
+        """Raise :class:`UserError` unless ``entry`` is ``recipe.format``, and the recipe uses the placeholder."""
         recipe, _, fmt = entry.partition(JOINT)
         setting = f"{setting}: {entry}"
         if recipe not in self.params.recipes:
@@ -129,7 +129,7 @@ class GridNames:
         self.format(fmt, setting)
 
     def _require_distinct_names(self) -> None:
-        """Raise unless each name in the grid means one thing only, and each format of the user's own is possible."""
+        """Raise :class:`UserError` for a name that means two things, and for an impossible format of the user's own."""
         params = self.params
         for name in params.formats:
             self.format(name, f"formats.{name}")
@@ -171,7 +171,7 @@ class Override(Settings):
 
 
 class Resolver:
-    """Resolves the cells of ``params``; ``source`` is what messages call the file."""
+    """Resolves the cells of ``params``; ``source`` is the file's name in messages."""
 
     def __init__(self, params: Params, source: object = "params.yaml") -> None:
         self.params = params
@@ -191,14 +191,14 @@ class Resolver:
             yield self._cell(*combination)
 
     def idle(self) -> list[str]:
-        """Return the overrides that select no cell of the grid, and the baseline if the grid does not have it."""
+        """Return the overrides that select no cell, as ``overrides.E5M2``, and a baseline that is not in the grid."""
         selecting = {part for cell in self.cells() for part in (cell.format, cell.optimizer, cell.key)}
         named = {f"overrides.{selector}": selector for selector in self.overrides}
         named[f"grid.baseline {self.params.grid.baseline}"] = self.params.grid.baseline
         return [setting for setting, selector in named.items() if selector not in selecting]
 
     def selected(self) -> dict[str, Any]:
-        """Return the settings that this grid uses, without the presets that it does not use."""
+        """Return the settings that this grid uses, by section, without presets that the grid does not use."""
         params = self.params.model_dump(mode="json")
         task = {"task": params["task"], "primary": self.params.classify.primary} if self.params.classify else {}
         grid = params["grid"]
@@ -250,9 +250,10 @@ class Resolver:
         return validated(Cell, values, f"{self.source}: {where}")
 
     def _recipe(self, entry: str, recipe: str | None) -> tuple[str, list[Rule], list[CellSwitch]]:
-        """Return the name of the recipe of ``entry``, its rules, and the switches to other recipes.
+        """Return (name of the recipe of ``entry``, its rules, the switches to other recipes).
 
-        ``recipe`` is an override's; it replaces that of the entry. The placeholder is replaced by the entry's format.
+        ``recipe`` is an override's and replaces the entry's recipe; ``None``: no override. The entry's format replaces
+        the placeholder.
         """
         own, fmt = self.names.parts(entry)
         if recipe is not None and JOINT in entry:
@@ -292,7 +293,7 @@ class Resolver:
         return [Rule.model_validate(rule) for rule in rules]
 
     def _override(self, selector: str) -> Override:
-        """Return an override after checking its selector and, whether or not it selects a cell, its settings."""
+        """Return the override of ``selector``. Its selector and settings are checked even if it selects no cell."""
         place = f"overrides.{selector}"
         params = self.params
         if selector not in params.optimizers and not self.names.has(selector):
@@ -313,12 +314,12 @@ class Resolver:
         return override
 
     def _require_key(self, selector: str) -> None:
-        """Raise unless ``selector`` is format-arm-seed-lr_scale, each part valid."""
+        """Raise :class:`UserError` unless ``selector`` is a cell's key (entry-arm-seed-lr_scale) with valid parts."""
         params = self.params
         parts = selector.split("-", 3)
         named = len(parts) == 4 and self.names.has(parts[0]) and parts[1] in params.optimizers
         if named and parts[2].isdigit() and _is_number(parts[3]):
-            # The key is what DVC makes of the grid's values; 1.0 for 1 would select nothing.
+            # DVC makes the key from the grid's values as they are written; 1.0 for 1 would select nothing.
             number = float(parts[3])
             same = [value for value in params.grid.lr_scales if value == number]
             spellings = same or [number, *([int(number)] if number.is_integer() else [])]

@@ -145,7 +145,7 @@ class Train(Settings):
 
     @property
     def compiles(self) -> bool:
-        """Whether to compile the model where that is possible: if asked for, or if the run is long enough to gain."""
+        """Whether to compile the model, if this machine can: ``compile`` is on, or auto and the run is long enough."""
         return self.compile == "on" or (self.compile == "auto" and self.steps >= COMPILE_PAYS_AFTER)
 
 
@@ -166,7 +166,7 @@ def kept_by_decay(decay: float, *, steps: int, warmup: float, final: float) -> f
     """Return the share of a weight that is left after a run of ``steps`` in which only decay acts on it.
 
     ``decay`` is the share that a step at the peak learning rate takes away, an arm's ``decay`` or ``plain_decay``.
-    ``warmup`` and ``final`` are those of `learning_rate`.
+    ``warmup`` and ``final`` have the same meaning as in `learning_rate`.
     """
     shape = (learning_rate(step, peak=1.0, steps=steps, warmup=warmup, final=final) for step in range(1, steps + 1))
     return math.prod(1 - decay * share for share in shape)
@@ -198,7 +198,7 @@ class MonitorSettings(Settings):
                 yield f"intervals names {name}, which groups leaves out; name it in both or in neither"
 
     def due(self, step: int) -> set[str]:
-        """Return the groups that are recorded at ``step``, counted from 1."""
+        """Return the names of the groups that are recorded at ``step``, counted from 1."""
         return {name for name in self.groups if step == 1 or step % self.intervals.get(name, self.every) == 0}
 
 
@@ -232,6 +232,6 @@ class Budget(Settings):
 
     @property
     def limit(self) -> float:
-        """Seconds that training may last, infinity if nothing limits it."""
+        """The most seconds that training may take, by ``cap`` and ``seconds``; infinity if neither is set."""
         by_cost = math.inf if self.cap is None else 3600 * self.cap / self.price
         return min(by_cost, math.inf if self.seconds is None else self.seconds)

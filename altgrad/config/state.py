@@ -11,7 +11,7 @@ from altgrad.config.base import Settings, as_format
 from altgrad.formats import Format
 from altgrad.formats.codebook import Codebook, codebook, map_names
 
-#: torchao and bitsandbytes keep smaller parameters in float32 too.
+#: Elements. torchao and bitsandbytes too keep the state of smaller parameters in float32.
 LEAST = 4096
 
 
@@ -93,5 +93,5 @@ class State(Settings):
                 yield f"m.format: {book.name} is unsigned, and a first moment has a sign"
 
     def of(self, name: str) -> Moment | None:
-        """Return how the state tensor of that name is stored; ``None``: as it is."""
+        """Return how the state tensor ``name`` (such as ``exp_avg``) is stored; ``None``: without a format."""
         return {"exp_avg": self.m, "momentum_buffer": self.m, "exp_avg_sq": self.v}.get(name)

@@ -1,6 +1,6 @@
 """What the models learn: the next token (``language``), or the labels of a document (``classify``).
 
-A report compares the primary metric of the task. The resolved file of a language run has no section for its task.
+A report compares the primary metric of the task. The file of a language model's cell has no section ``task``.
 """
 
 from __future__ import annotations
@@ -70,16 +70,16 @@ class Tasks(Settings):
     classify: Classify = Field(Classify(), description="the labels of a document")
 
 
-#: The usual least sample for a trusted error of a mean. A difference on fewer documents or sequences may not hold on
-#: others. More seeds do not help: all seeds share the documents, which differ more than seeds do.
+#: The usual least sample for a reliable standard error of a mean. A difference on fewer documents or sequences may not
+#: hold on others. More seeds do not help: all seeds share the documents, which differ more than seeds do.
 FEWEST = 30
 
 
 class ComparedOn(NamedTuple):
     """The text that runs are compared on, counted before any of them trains.
 
-    Language models are compared on ``sequences`` of ``context`` tokens, of the ``room`` that the validation split has.
-    Classifiers are compared on all test documents. ``documents`` is the number of documents in that split.
+    Language models are compared on ``sequences`` validation sequences of ``context`` tokens; the split has ``room`` for
+    so many. Classifiers are compared on all test documents. ``documents`` is the number of documents in ``split``.
     """
 
     split: str
@@ -92,7 +92,7 @@ class ComparedOn(NamedTuple):
     def of_splits(
         cls, splits: Mapping[str, Mapping[str, int]], sequences: int, context: int, chunks: int | None = None
     ) -> ComparedOn:
-        """Return the text for ``train.eval_sequences`` and a context; ``chunks`` is a classifier's setting.
+        """Return the text. ``sequences`` is ``train.eval_sequences``; ``chunks`` is ``None`` for a language model.
 
         ``splits`` has the numbers of documents and tokens by split, as data/tokens/meta.json does.
         """
@@ -104,11 +104,11 @@ class ComparedOn(NamedTuple):
 
     @property
     def enough(self) -> bool:
-        """Whether a difference on this text may be expected on other text too."""
+        """Whether the text has at least `FEWEST` documents and sequences, so that a difference may hold elsewhere."""
         return self.documents >= FEWEST and (self.split == "test" or self.sequences >= FEWEST)
 
     def notes(self, asked: int) -> list[str]:
-        """Return notes to read before training: fewer sequences than ``asked`` for, and too small a sample."""
+        """Return warnings to show before training: fewer sequences than ``asked`` for, and too small a sample."""
         notes = []
         if asked > self.room:
             notes.append(f"train.eval_sequences is {asked}, and the validation split has {self.room}: all are taken")
@@ -132,6 +132,6 @@ class Compared(NamedTuple):
 
     @classmethod
     def of(cls, params: Mapping[str, Any]) -> Compared:
-        """Return the metric that the settings in a grid's index name; a grid of language models names none."""
+        """Return the metric that ``params["primary"]`` of a grid's index names; without it, the validation loss."""
         name = params.get("primary")
         return cls() if name is None else cls(ON_TEST[name], ON_VALIDATION[name], TITLES[name], "", True)

@@ -10,14 +10,14 @@ from pydantic import BeforeValidator, Field
 from altgrad.config.base import FormatSetting, Settings
 from altgrad.formats import SCALE_FORMATS, Format, get_format
 
-#: Settings that act with some values of another setting only.
+#: (setting, another setting, the values of the other setting with which the first one acts)
 _ACTS = (
     ("block", "granularity", ("block", "tile")),
     ("history", "scaling", ("delayed",)),
     ("reduce", "scaling", ("delayed",)),
 )
-# Significant bits, and the exponents of the smallest subnormal number and of the largest binade, of an operand in
-# float32, in which the product of two operands must be exact too.
+# What an operand in float32 may have: significant bits (half of float32's, so that the product of two operands is exact
+# too), the exponent of the smallest subnormal number, and the exponent of the largest binade.
 FLOAT32_OPERAND = (24 // 2, -126 - 23, 127)
 
 
@@ -120,17 +120,17 @@ class TensorRecipe(Settings):
 
     @property
     def block_scale(self) -> Format | None:
-        """The format of the blocks' scales under a float32 scale of the tensor, ``None`` for scales of one level."""
+        """The format of the blocks' scales if the tensor has a float32 scale too, as in NVFP4; else ``None``."""
         return None if self.scale in SCALE_FORMATS else get_format(self.scale)
 
     @property
     def keeps_scales(self) -> bool:
-        """Whether the operands keep scales that the products' results are not divided by."""
+        """Whether the operands of a product keep their scales. Otherwise the product is divided by the scales."""
         return self.granularity in ("block", "tile")
 
     @property
     def scale_options(self) -> dict[str, Any]:
-        """The scale's settings as `altgrad.numerics.operand_scale` takes them."""
+        """The scale's settings, as keyword arguments of `altgrad.numerics.operand_scale`."""
         return {
             "granularity": self.granularity, "block": self.block,
             "scale_format": self.scale, "scale_rounding": self.scale_rounding,

@@ -1,19 +1,19 @@
 """Batches as pure functions: the seed, the step and the micro-batch decide which tokens a step sees.
 
-No sampler has to be saved or restored. A run that was interrupted sees the same data as one that was not, and so does
-every arm of a comparison. Language models read windows of the token file, as in nanoGPT: they start anywhere, are drawn
-with replacement, and may cross from one document into the next.
+No sampler has to be saved or restored. An interrupted run sees the same data as an uninterrupted run, and all arms of a
+comparison see the same data. Language models read windows of the token file, as in nanoGPT: windows start anywhere, are
+drawn with replacement, and may cross from one document into the next.
 
 Classifiers read documents in pieces of ``context`` tokens, from each document's start. ``<|endoftext|>``, which no text
-contains, fills up the last piece: the first one in a piece is where its document ends.
+contains, fills up the last piece: a document ends at the first ``<|endoftext|>`` of a piece.
 
-The random numbers are raw output of Philox (Salmon et al. 2011), a counter-based generator. Its key is (seed, step) and
-the top word of its counter the micro-batch, so no two of these streams overlap. NumPy keeps the raw stream of a bit
-generator the same for ever, which it does not promise of ``Generator``.
+The random numbers are raw output of Philox (Salmon et al. 2011), a counter-based generator. Its key is (seed, step),
+and the top word of its counter is the micro-batch, so no two streams overlap. NumPy promises never to change the raw
+stream of a bit generator; it does not promise this for ``Generator``.
 
-A task is a class here; where its results are more than a loss, `altgrad.training.evaluation` measures them. It has
-``vocab_size``, ``labels`` (the weight of a positive of each label in the loss; empty for a language model), ``batch``
-and ``sample``. These return inputs, int64 (n, context), and targets: int64 of the same shape, or float32 (n, labels).
+A task is a class here (`Language` or `Classification`) with ``vocab_size``, ``labels``, ``batch`` and ``sample``.
+``labels`` is the weight in the loss of a positive of each label, empty for a language model. ``batch`` and ``sample``
+return inputs, int64 (n, context), and targets: int64 of the same shape, or float32 (n, labels).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ TruthAndScores = tuple[np.ndarray, np.ndarray]
 class TokenFile:
     """One split of a tokenized corpus, mapped into memory.
 
-    ``tokens`` is a read-only uint16 array of shape (len(self),). Raises :class:`UserError` where ``directory`` (as
-    written by :func:`altgrad.data.write_tokens`) lacks the split, or its ``meta.json`` describes another file.
+    ``tokens`` is a read-only uint16 array of shape (len(self),). :func:`altgrad.data.write_tokens` makes the directory.
+    Raises :class:`UserError` if the split is missing there, or its file has another size than ``meta.json`` says.
     """
 
     def __init__(self, directory: Path, split: str) -> None:
@@ -66,9 +66,9 @@ class TokenFile:
 
 
 def require_sequences(meta: dict[str, Any], context: int) -> None:
-    """Raise :class:`UserError` unless train and val each have a sequence of ``context`` tokens and its last target.
+    """Raise :class:`UserError` unless train and val each have ``context + 1`` tokens, one sequence and its last target.
 
-    ``meta`` is the content of ``meta.json``. Training needs one sequence, and so does the validation sample.
+    ``meta`` is the content of ``meta.json``. Training and the validation sample each need one sequence.
     """
     train, val = (meta["splits"].get(split, {"tokens": 0})["tokens"] for split in ("train", "val"))
     if min(train, val) < context + 1:
@@ -84,7 +84,7 @@ def training_batch(
 ) -> tuple[Tensor, Tensor]:
     """Return (inputs, targets), each int64 of shape (batch, context); targets are one token ahead.
 
-    A function of its arguments alone. Raises :class:`UserError` when the split has fewer than ``context + 1`` tokens.
+    Equal arguments give equal tokens. Raises :class:`UserError` when the split has fewer than ``context + 1`` tokens.
     """
     starts = _require_window(tokens, context)
     # 64 random bits modulo the number of starts: uneven by less than one part in 10^9 up to 10^10 tokens.
@@ -92,7 +92,7 @@ def training_batch(
 
 
 def raw_stream(seed: int, step: int, micro: int, count: int) -> np.ndarray:
-    """Return ``count`` numbers of 64 random bits, uint64, for a micro-batch."""
+    """Return ``count`` random 64-bit numbers, uint64 (count,), for the micro-batch ``micro`` of ``step``."""
     stream = np.random.Philox(key=np.array([seed, step], np.uint64), counter=np.array([0, 0, 0, micro], np.uint64))
     return stream.random_raw(count)
 
@@ -100,8 +100,8 @@ def raw_stream(seed: int, step: int, micro: int, count: int) -> np.ndarray:
 def validation_sample(tokens: TokenFile, sequences: int, context: int) -> tuple[Tensor, Tensor]:
     """Return (inputs, targets), int64 of shape (n, context): evenly spaced windows that do not overlap.
 
-    They are the same in every call. ``n`` is ``sequences``, or as many windows as the split has room for when that is
-    fewer. Raises :class:`UserError` when it has room for none.
+    Every call returns the same windows. ``n`` is ``sequences``, or the number of windows that fit into the split if
+    this is smaller. Raises :class:`UserError` when no window fits.
     """
     starts = _require_window(tokens, context)
     count = min(sequences, (len(tokens) - 1) // context)
@@ -121,7 +121,7 @@ def _windows(tokens: TokenFile, starts: np.ndarray, context: int) -> tuple[Tenso
 
 
 def _require_window(tokens: TokenFile, context: int) -> int:
-    """Return the number of places where a window of ``context + 1`` tokens can start."""
+    """Return how many windows of ``context + 1`` tokens the split has; raise :class:`UserError` if it has none."""
     if len(tokens) < context + 1:
         raise UserError(
             f"the {tokens.split} split has {len(tokens)} tokens, but one sequence needs context + 1 = "
@@ -133,7 +133,7 @@ def _require_window(tokens: TokenFile, context: int) -> int:
 def read_labels(directory: Path, split: Split, count: int) -> np.ndarray:
     """Return which of ``count`` labels each document of ``split`` has: bool (documents, count).
 
-    Raises :class:`UserError` where the file does not exist.
+    Raises :class:`UserError` if ``directory`` has no labels of the split.
     """
     lists = _label_table(directory, split)["labels"].combine_chunks()
     sizes = np.diff(lists.offsets.to_numpy())
@@ -143,7 +143,7 @@ def read_labels(directory: Path, split: Split, count: int) -> np.ndarray:
 
 
 def read_documents(directory: Path, split: Split) -> list[str]:
-    """Return the corpus's name for each document of ``split``; raises as `read_labels`."""
+    """Return the corpus's name for each document of ``split``; raise :class:`UserError` as `read_labels` does."""
     return _label_table(directory, split)["document"].to_pylist()
 
 
@@ -155,9 +155,10 @@ def _label_table(directory: Path, split: Split) -> pyarrow.Table:
 
 
 class Pieces:
-    """One split: ``truth``, bool (documents, labels), and the first ``task.chunks`` pieces of each document.
+    """One split of a labelled corpus, read in the first ``task.chunks`` pieces of each document.
 
-    ``labels`` has the labels' names, ``documents`` the corpus's names for the documents.
+    ``truth``, bool (documents, labels), says which document has which label. ``labels`` has the labels' names, and
+    ``documents`` the corpus's names for the documents.
     """
 
     def __init__(self, directory: Path, split: Split, task: Classifier, context: int) -> None:
@@ -177,16 +178,17 @@ class Pieces:
     def batch(self, *, seed: int, step: int, micro: int, batch: int) -> tuple[Tensor, Tensor]:
         """Return (tokens, labels), int64 (batch, context) and float32 (batch, labels).
 
-        Each row draws a document, with replacement and all equally likely, and then one of its pieces.
+        Each row is a random piece of a random document. Documents are drawn with replacement, all equally likely.
         """
         raw = raw_stream(seed, step, micro, 2 * batch)
         documents = (raw[:batch] % np.uint64(len(self.truth))).astype(np.int64)
         return self._read(documents, (raw[batch:] % self._pieces[documents].astype(np.uint64)).astype(np.int64))
 
     def sample(self, sequences: int | None = None) -> tuple[Tensor, Tensor, np.ndarray]:
-        """Return (tokens, labels, owner): all pieces of evenly spaced documents, and the document of each, (pieces,).
+        """Return (tokens, labels, owner) of all pieces of a fixed choice of documents.
 
-        The documents are all of them, or as many as have at most ``sequences`` pieces, but at least one.
+        ``owner``, int (pieces,), is the number of each piece's document. The choice is all documents, or with
+        ``sequences`` as many evenly spaced documents as have at most that many pieces, but at least one.
         """
         count = len(self.truth) if sequences is None else min(max(1, sequences // self._chunks), len(self.truth))
         chosen = _evenly(count, len(self.truth))
@@ -195,7 +197,7 @@ class Pieces:
         return *self._read(owner, np.arange(len(owner)) - np.repeat(first, self._pieces[chosen])), owner
 
     def scores(self, model: Callable[[Tensor], Tensor], batch: int, sequences: int | None = None) -> TruthAndScores:
-        """Return truth (bool) and scores of ``model`` (float32), (documents, labels), for the documents of `sample`.
+        """Return (truth, scores), bool and float32 (documents, labels), for the documents that `sample` chooses.
 
         A score is the mean of the model's logits over a document's pieces. The model gets ``batch`` pieces at a time.
         """
@@ -218,9 +220,10 @@ class Pieces:
 
 
 def label_weights(directory: Path, task: Classifier) -> tuple[float, ...]:
-    """Return the weight of a positive of each label in the loss.
+    """Return the weight in the loss of a positive of each label.
 
-    It is 1, or with class weights the label's negatives divided by its positives among the training documents.
+    Each weight is 1. With ``task.class_weights`` it is the number of training documents without the label, divided by
+    the number with it.
     """
     meta = read_json(directory / "meta.json")
     documents = meta["splits"]["train"]["documents"]
@@ -229,7 +232,7 @@ def label_weights(directory: Path, task: Classifier) -> tuple[float, ...]:
 
 
 class Language:
-    """The task of a language model: windows of text, whose targets are one token ahead."""
+    """The task of a language model: inputs are windows of text, and targets are one token ahead."""
 
     labels: tuple[float, ...] = ()
 
@@ -238,20 +241,20 @@ class Language:
         self.vocab_size = self._tokens.vocab_size
 
     def batch(self, *, step: int, micro: int) -> tuple[Tensor, Tensor]:
-        """Return a micro-batch: a function of the cell and the arguments alone."""
+        """Return (inputs, targets) of a micro-batch. The cell, ``step`` and ``micro`` decide its tokens."""
         cell = self._cell
         return training_batch(
             self._tokens, seed=cell.seed, step=step, micro=micro, batch=cell.train.batch, context=cell.model.context
         )
 
     def sample(self, sequences: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return a fixed sample: as many sequences as the cell evaluates, or at most ``sequences``."""
+        """Return (inputs, targets) of a fixed sample of ``sequences`` windows, by default ``train.eval_sequences``."""
         cell = self._cell
         return validation_sample(self._tokens, sequences or cell.train.eval_sequences, cell.model.context)
 
 
 class Classification:
-    """The task of a classifier: pieces of documents, whose targets are the documents' labels."""
+    """The task of a classifier: inputs are pieces of documents, and targets are the documents' labels."""
 
     def __init__(self, cell: Cell, directory: Path, split: Split) -> None:
         assert cell.task is not None
@@ -263,11 +266,11 @@ class Classification:
         return Pieces(self._directory, split, self._task, self._cell.model.context)
 
     def batch(self, *, step: int, micro: int) -> tuple[Tensor, Tensor]:
-        """Return a micro-batch: a function of the cell and the arguments alone."""
+        """Return (inputs, targets) of a micro-batch. The cell, ``step`` and ``micro`` decide its pieces."""
         return self.pieces.batch(seed=self._cell.seed, step=step, micro=micro, batch=self._cell.train.batch)
 
     def sample(self, sequences: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return a fixed sample: the pieces that the cell evaluates, or at most ``sequences`` of them."""
+        """Return (inputs, targets) of the pieces that the cell evaluates, or of at most ``sequences`` of them."""
         inputs, targets, _ = self.pieces.sample(self._cell.train.eval_sequences)
         chosen = _evenly(min(sequences or len(inputs), len(inputs)), len(inputs))
         return inputs[chosen], targets[chosen]
@@ -277,5 +280,5 @@ Task = Language | Classification
 
 
 def task_of(cell: Cell, directory: Path, split: Split) -> Task:
-    """Return the task of ``cell`` on a split of the token files in ``directory``."""
+    """Return the task of ``cell`` on the token files of ``split`` in ``directory``."""
     return (Classification if cell.task else Language)(cell, directory, split)

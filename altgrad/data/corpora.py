@@ -1,4 +1,4 @@
-"""One entry to every corpus source: a document's split, the names of its labels, and near copies.
+"""What all corpus sources share: the way to their documents, a document's split and label names, and near copies.
 
 The split depends on a hash of the document's identity alone. It stays the same when other documents are added, removed
 or reordered, so no document moves from training to validation between two versions of a corpus.
@@ -22,11 +22,11 @@ Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 GRAM = 8  # words
 WORD = re.compile(r"\w+")
-MOST_GRAMS = 2**24  # remembered at once: those of some 100 MB of text, in at most 1.7 GB of memory
+MOST_GRAMS = 2**24  # remembered at once: the grams of some 100 MB of text, in at most 1.7 GB of memory
 
 
 class Labelled(NamedTuple):
-    """A text, the names of its labels, and the corpus's name for it: the number of its row from 0 on, or a file."""
+    """A text, its labels' names, and the corpus's name for it: the number of its row from 0 on, or a file's name."""
 
     text: str
     labels: tuple[str, ...] = ()
@@ -36,9 +36,9 @@ class Labelled(NamedTuple):
 def label_names(value: Any, kind: Any = None) -> tuple[str, ...]:
     """Return the names of a document's labels, each once.
 
-    ``value`` is a list, a text with ; between labels, or one label. A list may be a text that JSON or Python wrote, as
-    pandas writes lists into CSV files. ``kind`` is the type of a data set's column, which may name numbers. Raises
-    ``ValueError`` for what is no label: a number without a name, a blank name, a record, any other form of list.
+    ``value`` is a list, a text with ; between labels, or one label. A list may be a text, ``"['a', 'b']"`` as Python or
+    JSON writes it: pandas puts lists into CSV files so. ``kind`` is the type of a data set's column, which may name
+    numbers. Raises ``ValueError`` for a number without a name, a blank name, a record, and any other form of list.
     """
     if isinstance(value, str):
         value = _listed(value.strip())
@@ -57,7 +57,7 @@ def label_text(names: Sequence[str]) -> str:
 
 
 def _listed(text: str) -> Sequence[Any]:
-    """Return the labels in a text; ``ValueError`` for a list such as NumPy's ``['a' 'b']``, which Python would join."""
+    """Return the labels in ``text``; raise ``ValueError`` for NumPy's ``['a' 'b']``: Python would read ``['ab']``."""
     if text[:1] + text[-1:] in ("[]", "()", "{}"):
         as_json, as_python = _read(json.loads, text), _read(ast.literal_eval, text)
         if isinstance(as_json, list):
@@ -96,13 +96,13 @@ def documents(corpus: Corpus, split: Split) -> Iterator[str]:
     """Yield the texts of ``split`` of ``corpus``, the same ones in the same order in every call.
 
     Documents are streamed, and none is blank. A split that the corpus does not have (a data set without a test split)
-    yields nothing. Raises :class:`altgrad.config.UserError`, which says what to change, for an unreadable corpus.
+    yields nothing. An unreadable corpus raises :class:`altgrad.config.UserError`, which says what to change.
     """
     return _module_of(corpus).documents(corpus, split)
 
 
 def labelled(corpus: Corpus, split: Split) -> Iterator[Labelled]:
-    """Yield the texts of ``split`` as `documents` does, each with the names of its labels, each name once.
+    """Yield the texts of ``split`` as `documents` does, each with the names of its labels. No name is repeated.
 
     Raises :class:`altgrad.config.UserError` also where the corpus has no labels.
     """
@@ -110,19 +110,19 @@ def labelled(corpus: Corpus, split: Split) -> Iterator[Labelled]:
 
 
 def _module_of(corpus: Corpus) -> ModuleType:
-    """Return the module of this package that is called like the source, and has ``documents`` for it."""
+    """Return the module ``altgrad.data.<source>``, which reads the corpus."""
     return importlib.import_module(f"altgrad.data.{corpus.source}")
 
 
 class NearCopies:
     """Finds documents that are near copies of earlier ones, which would make validation a test of memory.
 
-    A document is a near copy if more than ``max_repeated`` of its word 8-grams, without case and punctuation, occurred
-    in earlier documents that were none. Eight words or fewer are one gram. With ``max_repeated`` 1 nothing is a near
-    copy. ``dropped`` counts them.
+    A document is a near copy if more than the share ``max_repeated`` of its word 8-grams, without case and punctuation,
+    occurred in earlier documents that were kept. Eight words or fewer are one gram. With ``max_repeated`` 1 nothing is
+    a near copy. ``dropped`` counts the near copies.
 
     Only hashes are kept, and the time is linear in the text. Beyond ``MOST_GRAMS`` different grams only one in 2, 4, 8,
-    ... is looked at, chosen by its hash. A document without such a gram is then compared by one hash of its words.
+    ... is used, chosen by its hash. A document that has none of these grams is compared by one hash of its words.
     """
 
     def __init__(self, max_repeated: float) -> None:
@@ -133,7 +133,7 @@ class NearCopies:
         self._one_in = 1
 
     def drops(self, text: str) -> bool:
-        """Return whether ``text`` is a near copy, and remember it if it is none."""
+        """Return whether ``text`` is a near copy. A text that is not is remembered; a near copy is counted."""
         if self._max_repeated >= 1:
             return False
         # Hashes of tuples of int, unlike those of str, are the same in every process.

@@ -2,9 +2,9 @@
 
     python -m altgrad.data.docstrings data/corpus/docstrings torch scipy pandas numpy matplotlib
 
-writes one text per module, for ``corpus: local``. Sources are parsed and nothing is imported, so the same versions of
-packages and Python give the same texts on every machine. Tests, modules that this Python cannot parse, and docstrings
-that occurred in an earlier module are left out.
+writes one text per module, for a corpus with ``source: local``. Sources are parsed and nothing is imported, so the same
+versions of packages and Python give the same texts on every machine. Left out are tests, modules that this Python
+cannot parse, and docstrings that occurred earlier.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from altgrad.common.errors import UserError, run_stage
 
-LEAST = 500  # characters; modules with less have little more than a line for each function
+LEAST = 500  # characters of a text; shorter modules have little more than a line for each function
 DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 

@@ -1,6 +1,6 @@
 """Data sets of the Hugging Face hub, and local folders in the hub's layout (data files and README.md).
 
-Every failure (no network, a misspelt name, a data set that is a script, a missing column) ends in one sentence that
+Every failure (no network, a misspelt name, a data set that is a script, a missing column) raises a `UserError`, which
 names a corpus to use instead.
 """
 
@@ -28,14 +28,14 @@ BATCH_ROWS = 256
 def documents(corpus: HubCorpus, split: Split) -> Iterator[str]:
     """Yield the texts of ``split`` without blank rows.
 
-    A test split that the data set lacks yields nothing, unless the settings name it in ``splits``. Raises
-    :class:`UserError` where the data set, the split or the column cannot be read.
+    A missing test split yields nothing, unless the setting ``splits`` names it. Raises :class:`UserError` where the
+    data set, the split or the column cannot be read.
     """
     return (row.text for row in _rows(corpus, split, {"text": corpus.text}))
 
 
 def labelled(corpus: HubCorpus, split: Split) -> Iterator[Labelled]:
-    """Yield the texts of ``split`` with the names of their labels; raises as `documents`."""
+    """Yield the texts of ``split`` with the names of their labels; raise :class:`UserError` as `documents` does."""
     return _rows(corpus, split, {"text": corpus.text, "labels": corpus.labels})
 
 
@@ -81,7 +81,7 @@ def _refusal(corpus: HubCorpus, problem: str) -> UserError:
 
 
 def _load(corpus: HubCorpus) -> dict:
-    """Return the data set's splits by name, downloaded if they are not in the cache yet."""
+    """Return the data set's splits by name. What is not in the cache yet is downloaded."""
     import datasets  # slow to import, and only this source needs it
     from huggingface_hub import constants
     from huggingface_hub.errors import HfHubHTTPError
@@ -113,7 +113,7 @@ def _load(corpus: HubCorpus) -> dict:
 
 
 def _require_strict_csv(config: Any) -> None:
-    """Raise `UserError` for a CSV file in which pandas, which the library uses, would cut or fill a row."""
+    """Raise `UserError` for a CSV file in which the library, which reads with pandas, would cut or fill a row."""
     if getattr(config, "sep", None) == ",":  # others are not CSV, or no table
         for path in (Path(path) for paths in config.data_files.values() for path in paths):
             if path.suffix.lower() == ".csv":
@@ -126,7 +126,7 @@ def _line(error: BaseException) -> str:
 
 
 def _reachable(endpoint: str) -> bool:
-    """Return whether a server answers at ``endpoint``, through the proxies of the environment."""
+    """Return whether a server answers at ``endpoint``, asked through the environment's proxies."""
     try:
         with urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=CONNECT_SECONDS):
             return True

