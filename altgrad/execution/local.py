@@ -114,7 +114,7 @@ class LocalPool:
 
     @cached_property
     def context(self) -> ForkServerContext | SpawnContext:
-        """The fork server, or ``spawn`` with GPUs: CUDA fails in a fork of a process that has loaded torch's compiler."""
+        """The fork server; with GPUs ``spawn``, since CUDA fails in a fork of a process with torch's compiler."""
         if self._gpus:
             return multiprocessing.get_context("spawn")
         context = multiprocessing.get_context("forkserver")
@@ -123,7 +123,7 @@ class LocalPool:
 
     @property
     def gpu(self) -> str | None:
-        """The name of the machine's GPU if no task shares it; None if tasks do, or without a GPU."""
+        """The name of the first GPU if tasks do not share GPUs; None if they do, or without a GPU."""
         import torch
 
         alone = self._gpus and self.jobs * self._gpus_each <= len(self._gpus)
@@ -219,7 +219,7 @@ def serve(connection: Connection, environment: dict[str, str]) -> None:
     os.setsid()  # so that an interrupt from the keyboard comes from the parent alone, once
     os.environ.update(environment)
     threading.Thread(target=_stop_with_parent, daemon=True).start()
-    # By default SIGTERM would end the process at once, with a warning about semaphores that it shares with its parent.
+    # By default SIGTERM would end the process at once, with a warning about what it shares with its parent.
     signal.signal(signal.SIGTERM, _raise)
     try:
         first = True

@@ -134,7 +134,7 @@ class News(NamedTuple):
     """What has happened on a node since the last call of `Node.news`."""
 
     ended: list[Ended]
-    grown: dict[str, Growth]  # logs and rows of running tasks, by path
+    grown: dict[str, Growth]  # logs and rows of tasks, by path
     kept: dict[str, Parcel]  # new checkpoint files, by name of the task
     gone: list[str]  # paths of checkpoint files that were removed
 
@@ -142,7 +142,7 @@ class News(NamedTuple):
 class Node:
     """Runs tasks on its machine in a temporary folder, up to ``slots`` at a time; None: as many as `LocalPool` would.
 
-    ``threads``, ``gpus`` and ``cell_mb`` are those of `LocalPool`; ``keep_every``: seconds between looks for a checkpoint.
+    ``threads``, ``gpus`` and ``cell_mb`` are those of `LocalPool`; ``keep_every``: seconds between checkpoints that are sent.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class Node:
         unpack(shared, Path(), SHARED)
 
     def run(self, task: Task, reads: Parcel, scratch: str | None) -> None:
-        """Start ``task``; ``reads`` has the files that it reads, and those of folder ``scratch`` if it began elsewhere."""
+        """Start ``task``; ``reads`` has the files that it reads, and its folder ``scratch`` if it began elsewhere."""
         for place in WRITES[task.stage]:
             shutil.rmtree(place, ignore_errors=True)
         unpack(reads, Path(), [*places(READS, task), *([scratch] if scratch else [])])
@@ -206,7 +206,7 @@ class Node:
         for name, task in self._tasks.items():
             scratch = task.scratch
             rows = [path for path in sorted(scratch.iterdir()) if path.suffix in GROWING] if scratch else []
-            # Checkpoints first: the rows then reach at least as far, and a resumed cell cuts them back to the checkpoint.
+            # Checkpoints first: rows then reach at least as far, and a resumed cell cuts them back to its checkpoint.
             due = time.monotonic() - self._kept_at[name] >= self._keep_every
             if scratch and over.get(name) != 0 and (name in over or due):
                 self._kept_at[name] = time.monotonic()
