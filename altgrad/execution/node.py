@@ -142,7 +142,7 @@ class News(NamedTuple):
 class Node:
     """Runs tasks on its machine in a temporary folder, up to ``slots`` at a time; None: as many as `LocalPool` would.
 
-    ``threads``, ``gpus`` and ``cell_mb`` are those of `LocalPool`; ``keep_every``: seconds between checkpoints that are sent.
+    ``threads``, ``gpus`` and ``cell_mb`` are those of `LocalPool`; ``keep_every``: seconds between checkpoints sent.
     """
 
     def __init__(

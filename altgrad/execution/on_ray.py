@@ -78,9 +78,9 @@ class RayCluster:
     """The executor of a Ray cluster. Each machine runs as many tasks at a time as its CPUs or GPUs serve.
 
     ``threads``, ``gpus`` and ``cell_mb`` are those of each task, as for `LocalPool`. ``RAY_ADDRESS`` names the cluster.
-    Without it, the cluster is that of `ray start` on this machine, or a new one of this machine alone. Machines may join
-    and leave: a task whose machine is lost continues elsewhere from its last checkpoint. All tasks of a seed run on one
-    class of machine, since cells are compared seed by seed and another class may give other bits.
+    Without it, the cluster is that of `ray start` on this machine, or a new one of this machine alone. Machines may
+    join and leave: a task whose machine is lost continues elsewhere from its last checkpoint. All tasks of a seed run
+    on one class of machine, since cells are compared seed by seed and another class may give other bits.
     Raises :class:`UserError` if Ray is not installed or nothing answers at its address.
     """
 
@@ -295,7 +295,7 @@ def _is_in_scratch(path: str) -> bool:
 
 
 def _require_ray() -> None:
-    """Raise :class:`UserError` if Ray is missing or nothing answers at its address; Ray itself would try for minutes."""
+    """Raise :class:`UserError` if Ray is missing or no cluster answers; Ray itself would try for minutes."""
     if find_spec("ray") is None:
         raise UserError("ENGINE=ray needs Ray: pip install 'altgrad[ray]'")
     address = os.environ.get("RAY_ADDRESS", "")

@@ -33,7 +33,7 @@ def change_params(path: Path, settings: list[str]) -> None:
     """Write settings into the params.yaml ``path``; a text may hold several, such as ``model=micro grid.seeds=[0,1]``.
 
     ``name=value`` replaces a value, ``+name=value`` adds one, ``++name=value`` does either. Raises :class:`UserError`,
-    and changes no byte, if a setting is not in Hydra's grammar, names nothing, or makes a file that stage `grid` refuses.
+    and changes no byte, if a setting is not in Hydra's grammar, names nothing, or leads to a file that `grid` refuses.
     """
     given = [setting for text in settings for setting in BETWEEN.split(text.strip()) if setting]
     if not given:
