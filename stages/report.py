@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> None:
     result, following = write_report(Path("data"), Path("reports"), revision, experiments())
     discard_finished(project_root())
     page, name = Path("reports/index.html").resolve(), os.environ.get("DVC_EXP_NAME")
-    shown = f"dvc exp apply {name} brings it here" if name and ".dvc" in page.parts else page  # DVC removes its copy of the project
+    shown = f"dvc exp apply {name} brings it here" if name and ".dvc" in page.parts else page  # a copy that DVC removes
     print(f"{result}\nreport: {shown}\nnext: {following}")
 
 

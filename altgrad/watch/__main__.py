@@ -110,7 +110,7 @@ def main(arguments: list[str]) -> None:
     if not 0 <= options.port <= 65_535:
         raise UserError(f"--port: expected 0 to 65535, got {options.port}")
     try:
-        price = load_params().budget.price if Path("params.yaml").exists() else 0.0  # without the file, other programs train the runs
+        price = load_params().budget.price if Path("params.yaml").exists() else 0.0  # else other programs train
         server = Server(Events(Path(), price), options.port)
     except OSError as error:
         if error.errno not in (errno.EADDRINUSE, errno.EACCES):

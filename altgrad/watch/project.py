@@ -1,8 +1,8 @@
 """The cells of a project as their files show them: the state, the progress and the results of each.
 
 Nothing is written. A look reads the new parts of each cell's files: rows of ``history.jsonl`` while the cell trains,
-``history.csv`` and ``metrics.json`` when it has trained, and the flags when it is diagnosed. So training does not depend
-on watchers, and a watcher that begins late sees the same as one from the beginning.
+``history.csv`` and ``metrics.json`` when it has trained, and the flags when it is diagnosed. So training does not
+depend on watchers, and a watcher that begins late sees the same as one from the beginning.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ SILENT = 120  # seconds without a new row or output after which a cell counts as
 class Lines:
     """Reads the complete lines of ``path`` that have not been read yet.
 
-    A resumed run replaces the file. The next call of `new` then sets ``restarted`` and returns the lines of the new file
-    from its beginning; earlier lines no longer hold.
+    A resumed run replaces the file. The next call of `new` then sets ``restarted`` and returns the lines of the new
+    file from its beginning; earlier lines no longer hold.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +41,7 @@ class Lines:
         self._inode: int | None = None
 
     def new(self) -> list[bytes]:
-        """Return the lines completed since the last call, without line ends, of at most `AT_ONCE` bytes; [] without a file."""
+        """Return the lines completed since the last call, without line ends; none if there is no file."""
         self.restarted = False
         try:
             file = open(self.path, "rb")  # noqa: SIM115 - closed below; here only its absence is expected
@@ -131,7 +131,7 @@ class Project:
         return self._grid.exists()
 
     def look(self) -> list[Change]:
-        """Return the changes since the last look; if another grid was planned, those of all its cells from the beginning.
+        """Return the changes since the last look; after another grid was planned, all changes from the beginning.
 
         Raises :class:`UserError` if no grid has been planned.
         """
