@@ -1,8 +1,8 @@
 """Estimate the time and cost of the cells that have to run, and choose those that fit a budget.
 
 Cells of one kind take equally long. `altgrad.execution.costs` keeps the seconds of each kind that ran here before. For
-other kinds a few steps are timed, in as many processes at a time as cells will run in, since processes share memory and
-cores. After half a minute no further kind is timed. For a GPU with a record of `make gpu`, the record has the seconds.
+other kinds a few steps are timed, in as many processes as cells will run in, since processes share memory and cores.
+After half a minute no further kind is timed. For a GPU with a record of `make gpu`, the record has the seconds.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def estimate(
     asked = {first[kind]: cells[first[kind]] for kind in order}
 
     def by(timed: dict[str, Kind], compiling: float = 0.0) -> Estimate:
-        """Return the estimate from the ``timed`` cells, with ``compiling`` seconds added to the load of each."""
+        """Return the estimate from the ``timed`` cells, with ``compiling`` seconds added to the load of each kind."""
         loaded = {key: replace(kind, load=kind.load + compiling) for key, kind in timed.items()}
         slowest = {key: max(loaded.values(), key=lambda kind: kind.step) for key in asked.keys() - loaded.keys()}
         of = known | {kind: (loaded | slowest)[key] for kind, key in first.items()}
@@ -110,7 +110,7 @@ def estimate(
 
 
 def with_the_rest(estimated: Estimate, before: float) -> Estimate:
-    """Return ``estimated`` with the seconds of `make repro` ``before`` the cells and after them.
+    """Return ``estimated`` with the other seconds of `make repro`: those ``before`` the cells, and those after them.
 
     DVC checks the grid after training, after diagnosis and once more. One check is run and timed here.
     """
@@ -201,7 +201,7 @@ def probed(keys: Sequence[str], jobs: int, *, eager: bool = False) -> dict[str, 
 def record_of(name: str, folder: Path = RECORDS) -> Record:
     """Return the record (by `make gpu`) of the GPU whose name contains ``name``; case does not matter.
 
-    Raises :class:`UserError` unless one GPU alone has such a name and its record has seconds (``parts_of_runs``).
+    Raises :class:`UserError` unless exactly one does and its record has ``parts_of_runs``, the seconds of runs.
     """
     records = {record["device"]: record for record in map(read_json, sorted(folder.glob("gpu_*.json")))}
     named = [device for device in records if name.lower() in device.lower()]

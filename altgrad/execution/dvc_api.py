@@ -288,7 +288,7 @@ def _reproduce(stages: list[str], alone: bool) -> None:
 
 
 def stop_children() -> None:
-    """End all descendants of this process after an interrupt; first wait `END_S` for those that received it too."""
+    """End all descendants of this process: wait `END_S`, terminate those that still run, then kill the last."""
     children = psutil.Process().children(recursive=True)
     for end, seconds in ((None, END_S), (psutil.Process.terminate, 10 * END_S), (psutil.Process.kill, 10 * END_S)):
         for child in filter(_is_at_work, children):
@@ -301,7 +301,7 @@ def stop_children() -> None:
 
 
 def _is_at_work(process: psutil.Process) -> bool:
-    """Return whether ``process`` runs. It is not waited for: DVC waits for its stage and would miss the status."""
+    """Return whether ``process`` runs. Its exit status is left to DVC, which waits for its stage."""
     with suppress(psutil.NoSuchProcess):
         return process.status() != psutil.STATUS_ZOMBIE
     return False

@@ -40,7 +40,7 @@ def write_lock_quickly() -> None:
 
 @contextmanager
 def _modify_lock(path: Any, fs: Any = None) -> Iterator[dict[str, Any]]:
-    """Replace DVC's ``modify_yaml`` for dvc.lock, which has no comments to keep; other files go to DVC's function."""
+    """Yield the content of dvc.lock, then write it, without comments; leave other files to DVC's ``modify_yaml``."""
     if Path(path).name != LOCK.name:
         with modify_yaml(path, fs=fs) as content:
             yield content

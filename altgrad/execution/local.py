@@ -139,7 +139,7 @@ class LocalPool:
 
 
 def measured_mb(model: dict[str, Any], batch: int) -> float | None:
-    """Return the largest GPU memory of a cell of this grid, in MB (10^6 bytes); None if no cell has run on a GPU.
+    """Return the highest peak GPU memory of the cells of this grid, in MB (10^6 bytes); None if none ran on a GPU.
 
     Only cells with the model settings ``model`` and ``train.batch`` equal to ``batch`` count.
     """

@@ -204,7 +204,7 @@ class RayCluster:
             self._outcomes.append(Outcome(task, ended.status))
 
     def _again(self, task: Task, status: int) -> None:
-        """Queue a lost task first; after `ATTEMPTS` losses or an interrupt it has ended with ``status``."""
+        """Put a lost task first in the queue; after `ATTEMPTS` losses or an interrupt, end it with ``status``."""
         self._lost[task.name] += 1
         if self._cancelled is not None or self._lost[task.name] >= ATTEMPTS:
             self._outcomes.append(Outcome(task, status))
@@ -248,7 +248,7 @@ class RayCluster:
         self._waiting = waiting
 
     def _class(self, task: Task, ready: list[_Machine]) -> str:
-        """Return the class of machine for the task's seed; if it has none, the class with the fewest seeds a slot."""
+        """Return the class of machine for the task's seed; if it has none, the class with the fewest seeds per slot."""
         if self._class_of is None:
             self._class_of = _classes_before()
         if task.key not in self._seeds:

@@ -118,8 +118,8 @@ def keep_start(setting: str, params: dict[str, object]) -> str:
     """Copy the run of ``start=data/runs/KEY`` to data/weights; return the setting with the path of the copy.
 
     Any other setting is returned as it is. The copy's config.json has the model sizes of the run. If the run itself
-    started from the ``start`` of ``params``, that ``start`` is returned without a copy, so that the same command may be
-    given again. Raises :class:`UserError` for an unfinished run.
+    started from the ``start`` of ``params``, that ``start`` is returned without a copy: the same command may be given
+    again. Raises :class:`UserError` for an unfinished run.
     """
     folder = Path(setting.removeprefix(SETTING))
     if not setting.startswith(SETTING) or folder.parent != RUNS:

@@ -1,7 +1,7 @@
 """The cells of a project as their files show them: the state, the progress and the results of each.
 
-Nothing is written. A look reads the new parts of each cell's files: rows of ``history.jsonl`` while the cell trains,
-``history.csv`` and ``metrics.json`` when it has trained, and the flags when it is diagnosed. So training does not
+Nothing is written. A look reads the new parts of each cell's files: ``history.jsonl`` while the cell trains,
+``history.csv`` and ``metrics.json`` after training, and the flags after diagnosis. So training does not
 depend on watchers, and a watcher that begins late sees the same as one from the beginning.
 """
 
@@ -235,7 +235,7 @@ class _Followed:
 
 
 def _facts(cell: Seen) -> tuple[object, ...]:
-    """Return what makes a `Change` besides rows: state, step, reason of a failure and number of flags."""
+    """Return the state, step, reason of failure and number of flags: a new value of one makes a `Change`."""
     return cell.state, cell.step, cell.why, len(cell.flags)
 
 

@@ -1,10 +1,10 @@
 """Send the cells of a study to the experiment trackers that `tracking:` in params.yaml names.
 
-Each tracker gets each row once: a file for each tracker has the last step sent of each run, so that a resumed or
-earlier run continues. Training does not wait for a tracker, and does not notice if one fails.
+Each tracker gets each row once: its file has the last step sent of each run, so that a resumed or earlier run
+continues. Training does not wait for a tracker, and does not notice if one fails.
 
-TensorBoard, MLflow and Weights & Biases have one small adapter each. A tracker gets a run's settings at its begin, the
-logged rows under the column names of history.csv, and the numbers of metrics.json at the end. It writes to the place
+TensorBoard, MLflow and Weights & Biases have one small adapter each. A tracker gets the settings of a run first,
+then the logged rows under the column names of history.csv, and at the end the numbers of metrics.json. It writes to the place
 that its own environment variables name, or else below ``scratch/tracking``.
 """
 
@@ -44,7 +44,7 @@ class Tracker(Protocol):
         """Begin or continue ``run``, which trains with ``settings``."""
 
     def log(self, run: str, step: int, numbers: Numbers) -> None:
-        """Record the numbers of ``step``, by name."""
+        """Record ``numbers``, by name, for ``step`` of ``run``."""
 
     def end(self, run: str, numbers: Numbers, outcome: str) -> None:
         """Record the final numbers and the ``outcome`` of ``run``, and end it."""
