@@ -185,7 +185,7 @@ def probed(keys: Sequence[str], jobs: int, *, eager: bool = False) -> dict[str, 
         processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stream) for stream in streams]
         try:
             answers = [process.communicate()[0] for process in processes]
-        except KeyboardInterrupt:  # the signal may have reached this process alone, not them and their compilers
+        except KeyboardInterrupt:  # the signal may not have reached the processes and their compilers
             stop_children()
             raise
     for process, log in zip(processes, logs, strict=True):

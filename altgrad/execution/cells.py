@@ -250,7 +250,7 @@ def early_loss(rows: Iterable[tuple[float, float | None]], steps: int) -> float 
 
 
 def is_beaten(own: float | None, rivals: Iterable[float | None]) -> bool:
-    """Return whether the lowest loss of ``rivals`` is over `MARGIN` below ``own``; None, not known yet, beats nothing."""
+    """Return whether the lowest loss of ``rivals`` is over `MARGIN` below ``own``. None is a loss not known yet."""
     best = min((loss for loss in rivals if loss is not None), default=None)
     return own is not None and best is not None and own - best > MARGIN
 

@@ -92,7 +92,7 @@ def remember(took: Mapping[Task, float], jobs: int) -> None:
     for place, stages in by.items():
         train, diagnose = (sorted(stages.get(stage, [])) for stage in ("train", "diagnose"))
         known = {"diagnose": median(diagnose)} if diagnose else {}
-        if len(train) > jobs:  # the first in each process loads graphs and loops, or compiles them, which happens once
+        if len(train) > jobs:  # the first in each process is left out: it loads or compiles graphs and loops
             usual = median(train[:-jobs])
             known |= {"train": usual, "load": min(COMPILES, train[-1] - usual)}
         kept[place] = kept.get(place, {}) | known

@@ -218,7 +218,7 @@ def _once(read: Callable[..., Any], seen: dict[Any, Any], name: Any) -> Callable
 
 @lru_cache(maxsize=1)  # to open it takes as long as to check a small grid
 def _repository(folder: Path) -> Repo:
-    logging.getLogger("dvc").setLevel(logging.WARNING)  # it would say of every stage that it is cached
+    logging.getLogger("dvc").setLevel(logging.WARNING)  # else DVC prints for every stage that it is cached
     dvc_files.write_lock_quickly()
     repo = Repo(str(folder))
     check_members(repo, "Repo")

@@ -267,5 +267,5 @@ def _tell_class(answer: Connection) -> None:
         from altgrad.training.machine import machine_class
 
         answer.send((True, machine_class(select_device("auto"))))
-    except Exception as error:  # noqa: BLE001 - whatever a machine lacks, it is not to be used, and to say why
+    except Exception as error:  # noqa: BLE001 - any error means that the machine cannot be used
         answer.send((False, f"{type(error).__name__}: {error}"))

@@ -38,7 +38,7 @@ def first_tasks() -> tuple[list[Task], list[str]]:
     with dvc_api.locked_project() as project:
         project.forget_others()
         for stage in project.others():
-            if not stage.is_there():  # DVC would take it from the cache as it is
+            if not stage.is_there():  # DVC would restore it from the cache without a check
                 stage.drop_damaged()
         rest = _changed(project)
         if not set(BEFORE_CELLS) & set(rest):
@@ -81,7 +81,7 @@ def pending(project: dvc_api.DvcProject, trained: Collection[str] | None = None)
                 restored.append(cell)
             else:
                 size = read_json(Path(f"data/grid/{cell.key}.json"))["train"]["steps"] if stage == "train" else 1
-                # Hashed now and not before: new hashes of its dependencies would make its old outputs look new.
+                # Not hashed earlier: with new hashes of its dependencies DVC would take the old outputs for new ones.
                 tasks.append(Task(stage, cell.key, cell.hash_dependencies(), size))
     project.write_lock_file(restored)
     return tasks

@@ -3,9 +3,9 @@
 Each tracker gets each row once: its file has the last step sent of each run, so that a resumed or earlier run
 continues. Training does not wait for a tracker, and does not notice if one fails.
 
-TensorBoard, MLflow and Weights & Biases have one small adapter each. A tracker gets the settings of a run first,
-then the logged rows under the column names of history.csv, and at the end the numbers of metrics.json. It writes to the place
-that its own environment variables name, or else below ``scratch/tracking``.
+TensorBoard, MLflow and Weights & Biases have one small adapter each. A tracker gets the settings of a run first, then
+the logged rows under the column names of history.csv, and at the end the numbers of metrics.json. It writes to the
+place that its own environment variables name, or else below ``scratch/tracking``.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ def main(arguments: list[str]) -> None:
         told = [stack.enter_context(closing(Told(open_tracker(n), FOLDER / f"{n}.json"))) for n in dict.fromkeys(names)]
         tracking = Tracking(Path(), told)
         while True:
-            # Asked before the look, so that the last one sees the end.
+            # Asked before the look, so that the last look sees the end of the cells.
             ending = over.is_set() or not (options.follow or options.until_closed)
             tracking.look()
             if ending:
