@@ -274,7 +274,7 @@ def _run(stage: str, key: str, log: str) -> int:
         return 1
     except KeyboardInterrupt as stopped:
         return 128 + (stopped.args[0] if stopped.args else signal.SIGINT)
-    except Exception:  # noqa: BLE001 - any error fails the task alone, not this process
+    except Exception:  # noqa: BLE001 - any error ends the task with status 1
         traceback.print_exc()
         return 1
     finally:
