@@ -1,7 +1,7 @@
 """``python -m altgrad``, or ``altgrad``: the list of what can be run, and ``altgrad COMMAND`` to run it.
 
-The list is read from the package each time. A command is a module that runs as the main one, and the first line of its
-docstring says what it does. Nothing is imported for the list.
+A command is a package with a ``__main__.py`` or a module that runs as the main one. The first line of its docstring
+says what it does. The list is read from the sources on each call, without importing them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from altgrad.common.console import while_read
 from altgrad.common.errors import near_matches
 
 PACKAGE = Path(__file__).parent
-RUNS = re.compile(r'^if __name__ == "__main__":', re.MULTILINE)  # the end of a module that can be run
-# Modules that run and are not listed as commands, and who runs them or which page describes them.
+RUNS = re.compile(r'^if __name__ == "__main__":', re.MULTILINE)  # stands in a module that can be run
+# Modules that can be run but are not listed as commands, with the program that runs them or the page about them.
 INTERNAL = {
     "data.docstrings": "make study, for the question of other texts",
     "reporting.simulate": "make simulate",
@@ -29,12 +29,12 @@ INTERNAL = {
     "benchmark.probe": "stages.probe, for an estimate, and altgrad.benchmark",
     "reporting.dvc_outputs": "make, once, with the environment",
 }
-# Packages that are listed first: what a format is, what can be set, what is measured. The others follow by name.
+# Packages that are listed first: formats, settings, metrics. The others follow by name.
 FIRST = ("formats", "config", "metrics")
 
 
 def runnable(package: Path = PACKAGE) -> dict[str, Path]:
-    """Return the modules below ``package`` that can be run, by the names of their commands, such as ``formats``."""
+    """Return the file of each module in ``package`` that can be run, by command name, such as ``formats``."""
     found = {}
     for source in sorted(package.rglob("*.py")):
         name = ".".join(source.relative_to(package).with_suffix("").parts)
@@ -46,7 +46,7 @@ def runnable(package: Path = PACKAGE) -> dict[str, Path]:
 
 
 def commands() -> dict[str, str]:
-    """Return each command and the line that says what it does: the docstring's first, without the command's name."""
+    """Return the description of each listed command, by name: the first line of the module's docstring."""
     found = {}
     for name, source in runnable().items():
         if name not in INTERNAL:
@@ -57,7 +57,7 @@ def commands() -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """List the commands, or run the one named. Return the exit status, 2 for an unknown name."""
+    """Print the commands, or run the one that ``arguments`` name first; return the exit status, 2 for no such name."""
     lines = commands()
     width = max(map(len, lines))
     listed = "\n".join(["commands:", *(f"  {name:<{width}}  {line}" for name, line in lines.items())])

@@ -1,6 +1,6 @@
 """Compare runs of any program, given as a CSV file of optimizers, seeds and losses: tables, figures and one page.
 
-This file stands here for its command's name, ``altgrad compare``; `altgrad.reporting.external` does the work.
+This file gives the command its name, ``altgrad compare``; `altgrad.reporting.external` does the work.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from altgrad.common.errors import run_stage
 
 
 def main(arguments: list[str]) -> None:
-    """Read the tables, compare the runs and write the page."""
+    """Read the CSV files, compare the runs, and write REPORT.md and index.html to the output folder."""
     parser = argparse.ArgumentParser(prog=called("compare"), description=__doc__.split("\n")[0])
     parser.add_argument(
         "results", type=Path,

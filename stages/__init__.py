@@ -1,1 +1,1 @@
-"""The stages of the pipeline, one script each: read, call, write."""
+"""The stages of the pipeline, one script each: it reads files, calls a package, writes files."""

@@ -1,4 +1,4 @@
-"""Stage `code`: digests of the sources that runs and diagnoses depend on, to data/code."""
+"""Stage `code`: write digests of the sources that runs and diagnoses depend on to data/code."""
 
 from pathlib import Path
 

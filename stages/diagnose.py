@@ -1,4 +1,4 @@
-"""Stage `diagnose`: the saved files of one cell to data/diag/<key>.json and .parquet."""
+"""Stage `diagnose`: analyse the saved files of one cell; write data/diag/<key>.json and .parquet."""
 
 from pathlib import Path
 

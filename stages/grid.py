@@ -1,6 +1,6 @@
-"""Stage `grid`: params.yaml to one resolved and checked file per cell in data/grid.
+"""Stage `grid`: resolve and check params.yaml; write one file per cell to data/grid.
 
-``python -m stages.grid FILE`` checks another file and writes nothing.
+``python -m stages.grid FILE`` checks FILE in place of params.yaml and writes nothing.
 """
 
 from pathlib import Path

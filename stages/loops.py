@@ -1,14 +1,14 @@
-"""No stage: `make repro` runs this beside tokenizing, to build the C++ loops that training would build first.
+"""No stage: `make repro` runs this while it tokenizes, to build the C++ loops that training would build first.
 
-Compiling them takes one core most of a minute. Nobody waits for this process, and nothing is lost if it fails: training
-builds loops that are missing, and says what stands in the way.
+Compiling the loops takes one core most of a minute. Nothing waits for this process, and it may fail: training builds
+missing loops itself and reports what prevents it.
 """
 
 from altgrad.common.fingerprint import project_root
 
 
 def main() -> None:
-    """Build the loops of all packages where training looks for them, in the order in which a step uses them."""
+    """Build the loops of all packages in the cache that training uses, in the order in which a step needs them."""
     from altgrad.numerics import loops, sums
     from altgrad.optim import update_cpu
     from altgrad.training import machine

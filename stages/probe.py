@@ -1,4 +1,4 @@
-"""No stage: `make estimate` runs this to time a few steps of the cells named, with `altgrad.benchmark.probe`."""
+"""No stage: `make estimate` runs this to time a few steps of the given cells with `altgrad.benchmark.probe`."""
 
 from altgrad.common.errors import run_stage
 

@@ -1,7 +1,7 @@
-"""Stage `tokenize`: the corpus of params.yaml to token files in data/tokens.
+"""Stage `tokenize`: write the tokens of the corpus in params.yaml to data/tokens.
 
-This stage refuses a corpus that is too small for the model. The model decides no byte of the tokens, so it is not among
-the stage's params in dvc.yaml: stage `grid` checks the tokens when another model is picked.
+This stage refuses a corpus that is too small for the model. The tokens do not depend on the model, so the model is not
+among the stage's params in dvc.yaml. Stage `grid` checks the tokens when another model is picked.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Stage `train`: one cell, named by its key, to data/runs/<key>."""
+"""Stage `train`: train the cell with the given key; write data/runs/<key>."""
 
 import sys
 from pathlib import Path

@@ -1,9 +1,9 @@
-"""The cells of a grid, several at once, ahead of `dvc repro`: ``make repro``.
+"""Train and diagnose several cells of a grid at a time, before `dvc repro` would: ``make repro``.
 
     __main__ -> cells -> pending  -> dvc_api -> dvc_files
                 cells -> progress -> executor
     __main__ -> local, on_ray     -> executor
 
-The command, ``python -m altgrad.execution``, imports this package, and so do `altgrad.stability`, which has cells run,
-and `altgrad.watch`, which looks at them. README.md says how to add an executor.
+Three programs use this package: the command ``python -m altgrad.execution``, `altgrad.stability`, which runs cells, and
+`altgrad.watch`, which shows them. README.md says how to add an executor.
 """

@@ -23,7 +23,7 @@ from altgrad.execution.executor import Task
 
 
 def main(arguments: list[str]) -> None:
-    """Change the settings that ``-S`` names, then run what `dvc repro` would run, the cells first."""
+    """Write the ``-S`` settings to params.yaml and run the cells, then the other stages; or print an estimate."""
     parser = argparse.ArgumentParser(prog=called("execution"), description=__doc__)
     parser.add_argument("--jobs", type=int, metavar="N", help="training runs at a time; default: what is fastest here")
     parser.add_argument(
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> None:
     if options.engine == "ray" and (options.jobs or options.estimate):
         raise UserError("ENGINE=ray: a cluster runs as many cells as it has CPUs for; leave out JOBS and --estimate")
 
-    from altgrad.execution.pending import copied_project  # DVC, which takes a moment to load
+    from altgrad.execution.pending import copied_project  # loads DVC, which takes a moment
 
     with copied_project() if options.estimate else nullcontext():
         _run(options)
@@ -56,7 +56,7 @@ def _run(options: argparse.Namespace) -> None:
     from altgrad.execution import budget, cells, costs, local, on_ray, pending, settings
     from altgrad.execution.progress import tracked
 
-    with redirect_stdout(StringIO() if options.estimate else sys.stdout):  # which says what has been kept where
+    with redirect_stdout(StringIO() if options.estimate else sys.stdout):  # change_params prints the copy of a run
         settings.change_params(Path("params.yaml"), options.set_param)
     params = load_params()
     limit = params.budget.limit

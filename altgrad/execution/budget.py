@@ -1,9 +1,8 @@
-"""What the cells that have to run will take and cost, and which of them a budget has room for.
+"""Estimate the time and cost of the cells that have to run, and choose those that fit a budget.
 
-`altgrad.execution.costs` remembers the seconds of each kind of cell that ran here before. A few steps of other kinds
-are timed, in as many processes at a time as cells will run in, since they share the machine's memory and cores. After
-half a minute no further kind is begun. For a GPU that is elsewhere, or was measured before, the seconds are read from
-the record of `make gpu`.
+Cells of one kind take equally long. `altgrad.execution.costs` keeps the seconds of each kind that ran here before. For
+other kinds a few steps are timed, in as many processes as cells will run in, since processes share memory and cores.
+After half a minute no further kind is timed. For a GPU with a record of `make gpu`, the record has the seconds.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from altgrad.execution.executor import LOGS, Task
 from altgrad.execution.pending import rest
 
 PROBE = [sys.executable, "-m", "stages.probe"]
-COMPILING = 30.0  # seconds of compiling a kind's graph, once, on a core of its own
-WORTH_COMPILING = 600.0  # seconds of a grid from which on it is compiled for the estimate
+COMPILING = 30.0  # seconds to compile the graph of a kind, once, on one core
+WORTH_COMPILING = 600.0  # a grid that takes at least so many seconds is compiled for the estimate
 
 RECORDS = Path("reports/bench")
-PRICE = 2.5  # US dollars of an hour of an H100, in 2026; `budget.price` is another
+PRICE = 2.5  # US dollars an hour of an H100, in 2026; `budget.price` replaces it
 TOKENS_A_PARAMETER, RUNS = 20, 10
 
 Record = dict[str, Any]
@@ -40,26 +39,26 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of every task, a cell's diagnosis included in its training, and how many run at a time."""
+    """The seconds of each task, and how many tasks run at a time. Training includes the cell's diagnosis."""
 
-    seconds: dict[str, float]  # by task
-    cells: dict[str, Settings]  # by key
-    load: float  # in each process, of libraries and graphs
+    seconds: dict[str, float]  # by name of the task
+    cells: dict[str, Settings]  # by key of the cell
+    load: float  # seconds to load libraries and graphs in each process
     jobs: int
-    timed: str = ""  # how the seconds are known
-    before: float = 0.0  # of starting, tokenizing and planning; 0 where it is not counted, as in a budget
-    after: float = 0.0  # of DVC and the report
+    timed: str = ""  # a phrase: where the seconds come from
+    before: float = 0.0  # seconds to start, tokenize and plan; 0 in a budget, which does not count them
+    after: float = 0.0  # seconds of DVC and the report, likewise
 
     def of(self, tasks: Iterable[Task]) -> float:
-        """Return the seconds that ``tasks`` take together."""
+        """Return the seconds from the start to the end of all ``tasks``; 0 if there are none."""
         work = sum(self.seconds[task.name] for task in tasks)
         return self.before + self.load + work / self.jobs + self.after if work else 0.0
 
     def fitting(self, tasks: Sequence[Task], limit: float) -> list[Task]:
-        """Return the tasks that take at most ``limit`` seconds together: whole seeds, in grid order.
+        """Return the tasks that take at most ``limit`` seconds together: all tasks of the first seeds, in grid order.
 
-        Comparisons are paired by seed, so a seed with all its cells is worth more than some cells of each. If not even
-        one seed fits, return as many cells as do, in grid order.
+        Comparisons are paired by seed, so one complete seed is worth more than some cells of every seed. If not even
+        the first seed fits, return as many of the first tasks as fit.
         """
         seeds = list(dict.fromkeys(self.cells[task.key]["seed"] for task in tasks))
         for count in range(len(seeds), 0, -1):
@@ -75,22 +74,22 @@ class Estimate:
 def estimate(
     tasks: Sequence[Task], jobs: int, seconds_of: Callable[[dict[str, Settings]], dict[str, Kind]] | None = None
 ) -> Estimate:
-    """Return what ``tasks`` will take, ``jobs`` at a time.
+    """Return the estimate for ``tasks``, run ``jobs`` at a time.
 
-    ``seconds_of`` takes one cell of each kind and returns its seconds; by default a few steps of it are timed.
-    Raises :class:`UserError` with the reason if a timed cell fails.
+    ``seconds_of`` takes the settings of one cell of each kind and returns its seconds, both by key. By default they
+    come from earlier runs or a few timed steps. Raises :class:`UserError` with the reason if a timed cell fails.
     """
     cells = {task.key: read_json(Path(f"data/grid/{task.key}.json")) for task in tasks}
     kinds = {key: kind_of(cell) for key, cell in cells.items()}
     known = {} if seconds_of else remembered(set(kinds.values()), jobs)
     first = {kind: key for key, kind in reversed(kinds.items()) if kind not in known}
     counts = Counter(kinds.values())
-    # Time may not suffice for all kinds. Quantized ones come first: they take what the others take, and more.
+    # Time may not suffice for all kinds. Quantized ones come first, since they take longer than the others.
     order = sorted(first, key=lambda kind: (bool(cells[first[kind]]["rules"]), counts[kind]), reverse=True)
     asked = {first[kind]: cells[first[kind]] for kind in order}
 
     def by(timed: dict[str, Kind], compiling: float = 0.0) -> Estimate:
-        """Return the estimate from ``timed`` cells, with ``compiling`` seconds more for the graph of each kind."""
+        """Return the estimate from the ``timed`` cells, with ``compiling`` seconds added to the load of each kind."""
         loaded = {key: replace(kind, load=kind.load + compiling) for key, kind in timed.items()}
         slowest = {key: max(loaded.values(), key=lambda kind: kind.step) for key in asked.keys() - loaded.keys()}
         of = known | {kind: (loaded | slowest)[key] for kind, key in first.items()}
@@ -103,7 +102,7 @@ def estimate(
     if seconds_of or not asked:
         return by(seconds_of(asked) if seconds_of else {})
     if any(Train(**{name: cell["train"][name] for name in ("steps", "compile")}).compiles for cell in asked.values()):
-        # To compile may take longer than a small grid, and its cells take no longer than uncompiled ones.
+        # Compiling may take longer than a whole small grid, whose cells take at most the time of uncompiled ones.
         estimated = by(probed(list(asked), jobs, eager=True), COMPILING / jobs)
         if estimated.of(tasks) < WORTH_COMPILING:
             return estimated
@@ -111,9 +110,9 @@ def estimate(
 
 
 def with_the_rest(estimated: Estimate, before: float) -> Estimate:
-    """Return the estimate with the other work of `make repro`; ``before``: seconds that came before the cells.
+    """Return ``estimated`` with the other seconds of `make repro`: those ``before`` the cells, and those after them.
 
-    DVC looks at the grid after training, after diagnosis and once more, each time as long as now.
+    DVC checks the grid after training, after diagnosis and once more. One check is run and timed here.
     """
     began = time.monotonic()
     rest()
@@ -122,9 +121,9 @@ def with_the_rest(estimated: Estimate, before: float) -> Estimate:
 
 
 def choose(tasks: Sequence[Task], jobs: int, budget: Budget) -> list[Task]:
-    """Return the tasks that ``budget`` has room for; print what they will take and what is left out.
+    """Return the tasks that fit ``budget``; print the estimate, and what is left out.
 
-    Raises :class:`UserError` if there is room for none.
+    Raises :class:`UserError` if no task fits.
     """
     estimated = estimate(tasks, jobs)
     print(said(estimated, tasks, budget), flush=True)
@@ -135,7 +134,7 @@ def choose(tasks: Sequence[Task], jobs: int, budget: Budget) -> list[Task]:
 
 
 def said(estimated: Estimate, tasks: Sequence[Task], budget: Budget) -> str:
-    """Return sentences that say what ``tasks`` take and cost, and which of them the budget has room for."""
+    """Return text with the time and cost of ``tasks`` and, if ``budget`` is too small for all, what is left out."""
     kept = estimated.fitting(tasks, budget.limit)
 
     def amount(some: Sequence[Task]) -> str:
@@ -172,20 +171,21 @@ def _what_limits(budget: Budget) -> str:
 
 
 def probed(keys: Sequence[str], jobs: int, *, eager: bool = False) -> dict[str, Kind]:
-    """Return the seconds of each cell in ``keys``, measured in ``jobs`` processes at a time.
+    """Time a few steps of the cells ``keys`` in ``jobs`` processes at a time; return the seconds by key.
 
-    ``eager``: compile no graph. Other compiled code is kept for the runs.
+    A cell for which there was no time is missing. ``eager``: do not compile the graph of the model. Other compiled code
+    is kept for the runs. Raises :class:`UserError` if a cell fails.
     """
     print(f"timing a few steps of {', '.join(keys)}{', uncompiled' * eager}", flush=True)
     command = [*PROBE, *["--eager"] * eager, *keys]
     LOGS.mkdir(parents=True, exist_ok=True)
-    logs = [LOGS / f"probe-{number}.log" for number in range(jobs)]  # not one, in which their lines would mix
+    logs = [LOGS / f"probe-{number}.log" for number in range(jobs)]  # in one log their lines would mix
     with ExitStack() as files:
         streams = [files.enter_context(open(log, "wb")) for log in logs]
         processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stream) for stream in streams]
         try:
             answers = [process.communicate()[0] for process in processes]
-        except KeyboardInterrupt:  # a signal to this process alone does not reach them, nor compilers that they run
+        except KeyboardInterrupt:  # the signal may not have reached the processes and their compilers
             stop_children()
             raise
     for process, log in zip(processes, logs, strict=True):
@@ -199,9 +199,9 @@ def probed(keys: Sequence[str], jobs: int, *, eager: bool = False) -> dict[str, 
 
 
 def record_of(name: str, folder: Path = RECORDS) -> Record:
-    """Return the record of the GPU whose name contains ``name``, in any case.
+    """Return the record (by `make gpu`) of the GPU whose name contains ``name``; case does not matter.
 
-    Raises :class:`UserError` unless there is exactly one, with a run that was taken apart.
+    Raises :class:`UserError` unless exactly one does and its record has ``parts_of_runs``, the seconds of runs.
     """
     records = {record["device"]: record for record in map(read_json, sorted(folder.glob("gpu_*.json")))}
     named = [device for device in records if name.lower() in device.lower()]
@@ -214,16 +214,16 @@ def record_of(name: str, folder: Path = RECORDS) -> Record:
 
 
 def record_here(device: str | None, folder: Path = RECORDS) -> Record | None:
-    """Return the record of the GPU called ``device``, None if there is none."""
+    """Return the record of the GPU called ``device``; None if there is none with seconds of runs."""
     records = map(read_json, folder.glob("gpu_*.json"))
     return next((record for record in records if record["device"] == device and record.get("parts_of_runs")), None)
 
 
 def estimate_on(record: Record, tasks: Sequence[Task], jobs: int | None = None) -> Estimate:
-    """Return what ``tasks`` will take on the GPU of ``record``, which has the seconds of some models and batches.
+    """Return the estimate for ``tasks`` on the GPU of ``record``, which has the seconds of some models and batches.
 
-    With ``jobs``, the GPU is this machine's: that many run at a time, and a few steps of other models are timed.
-    Without it one runs at a time, and another model raises :class:`UserError`.
+    With ``jobs``, the GPU is in this machine: ``jobs`` tasks run at a time, and models without a record are timed.
+    With None, one task runs at a time, and a model without a record raises :class:`UserError`.
     """
 
     def row_of(cell: Settings) -> dict[str, float] | None:
@@ -245,7 +245,7 @@ def estimate_on(record: Record, tasks: Sequence[Task], jobs: int | None = None) 
 
 
 def sizes_table(record: Record, budget: Budget) -> str:
-    """Return what runs of each measured model size take and cost on the GPU, as lines for the terminal."""
+    """Return a table, as text: the time and cost of a run of each model size that ``record`` has."""
     price = budget.price or PRICE
     last = record["sessions"][max(record["sessions"], key=int)]
     source = f"torch {last['torch']}, commit {(last['commit'] or 'unknown')[:10]}"

@@ -1,9 +1,8 @@
 """The loop of `make repro`: it gives tasks to an executor, hands finished ones to DVC, and passes interrupts on.
 
-`dvc repro` runs one stage at a time under a lock of its own and writes all of dvc.lock anew after each. So the cells
-that it would train or diagnose are done ahead of it, and the finished ones are handed to DVC many at a time. A cell is
-diagnosed when DVC has the outputs of its training, while others train. Results that DVC has cached are taken from
-there.
+`dvc repro` runs one stage at a time under its lock and writes all of dvc.lock anew after each. This loop runs the cells
+before `dvc repro` does, and hands many finished cells to DVC at a time. A cell is diagnosed once DVC has the outputs of
+its training, while other cells train. Results in DVC's cache are taken from there.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from altgrad.execution.pending import HandOver, first_tasks, rest
 from altgrad.execution.progress import Progress, why_it_failed
 
 POLL_SECONDS = 0.1
-STEP, TRAIN_LOSS = HISTORY.index("step"), HISTORY.index("train_loss")  # places in a row of history.jsonl
+STEP, TRAIN_LOSS = HISTORY.index("step"), HISTORY.index("train_loss")  # positions in a row of history.jsonl
 LOOK_EVERY = 2.0  # seconds between looks for cells to give up
-FIRST, LAST = 0.1, 0.2  # shares of the steps whose losses count
-MARGIN = 0.2  # nats per token
+FIRST, LAST = 0.1, 0.2  # losses between these shares of the steps are compared
+MARGIN = 0.2  # nats per token by which a loss must be lower
 
 
 def run_cells(
     executor: Executor, choose: Callable[[list[Task]], list[Task]] | None = None, limit: float = math.inf, *,
     early_stop: bool = False,
 ) -> list[str]:  # fmt: skip
-    """Run the cells of params.yaml that `dvc repro` would run; return the stages that it would run after them.
+    """Run the cells of params.yaml that `dvc repro` would run; return the names of the stages that come after them.
 
-    ``choose`` returns the tasks that are run at all. After ``limit`` seconds those that still run are stopped, with a
-    checkpoint. With ``early_stop``, cells that another learning rate has beaten are stopped, and named at the end.
-    Raises :class:`UserError` with every task that failed and its last line; the others are handed to DVC all the same.
+    ``choose`` takes the pending tasks and returns those to run; None runs all. After ``limit`` seconds, cells that
+    train write a checkpoint and stop. With ``early_stop``, cells that another learning rate has beaten stop as well.
+    Raises :class:`UserError` with the name and reason of each failed task; DVC gets the others all the same.
     """
     tasks, after = first_tasks()
     if not tasks:
@@ -59,9 +58,9 @@ def run_cells(
 
 
 def run_the_rest(stages: Sequence[str]) -> None:
-    """Run the stages that come after the cells; a single one alone, since DVC would look at every cell again.
+    """Run ``stages``, which come after the cells. Raises :class:`UserError` if one fails.
 
-    Raises :class:`UserError` if one fails.
+    A single stage runs without the stages that it depends on, so that DVC does not check every cell again.
     """
     if stages:
         began = time.monotonic()
@@ -71,17 +70,17 @@ def run_the_rest(stages: Sequence[str]) -> None:
 
 
 class TaskRun:
-    """Tasks on their way through an executor to DVC, and the diagnoses of the cells that they train.
+    """Runs tasks with an executor, hands their outputs to DVC, and runs the diagnoses of the trained cells.
 
-    After ``limit`` seconds nothing more is trained, and cells that train write a checkpoint and stop. So do cells that
-    ``judge`` gives up; cells that it gives up beforehand are not begun.
+    After ``limit`` seconds, cells that train write a checkpoint and stop, and no other cell trains. A cell that
+    ``judge`` gives up stops in the same way, or is not begun.
     """
 
     def __init__(self, executor: Executor, limit: float = math.inf, judge: EarlyStop | None = None) -> None:
         self._executor, self._judge = executor, judge
         self._ends, self._out_of_time = time.monotonic() + limit, False
         self._received: list[int] = []  # signals
-        self._passed_on = 0  # how many of them the executor was told
+        self._passed_on = 0  # number of signals that the executor was sent
         self._unfinished: dict[str, Task] = {}  # tasks that were submitted and have not ended, by name
         self._given_up: dict[str, Task] = {}
         self._failures: dict[str, str] = {}
@@ -92,16 +91,16 @@ class TaskRun:
         self._looked = -LOOK_EVERY
 
     def run(self, tasks: Sequence[Task]) -> dict[str, str]:
-        """Run tasks and hand them to DVC; return why some failed, by name.
+        """Run ``tasks`` and hand them to DVC; return the reason of each failure, by name of the task.
 
-        An interrupt or SIGTERM reaches every task that is running, which writes a checkpoint and stops. Then this
-        process ends with status 128 + signal.
+        After SIGINT or SIGTERM every running task writes a checkpoint and stops. Then this process ends with status
+        128 + signal.
         """
         LOGS.mkdir(parents=True, exist_ok=True)
         if self._judge:
             self._given_up = {task.name: task for task in self._judge.given_up(tasks)}
         begun = [task for task in tasks if task.name not in self._given_up]
-        caught = handled(lambda signum, frame: self._received.append(signum))  # instead of being stopped by them
+        caught = handled(lambda signum, frame: self._received.append(signum))  # so that they do not end this process
         BEGAN.touch()
         try:
             with caught, closing(Progress()) as progress:
@@ -126,7 +125,7 @@ class TaskRun:
         self._executor.submit(tasks)
 
     def _turn(self, progress: Progress, hand_over: HandOver) -> bool:
-        """Pass signals on, take in tasks that ended, start those that follow; return whether all is done."""
+        """Pass signals on, collect ended tasks, start the tasks that follow; return whether all tasks are done."""
         for signum in self._received[self._passed_on :]:  # before the poll, which may start the next task
             self._executor.cancel(signum)
             self._passed_on += 1
@@ -149,7 +148,7 @@ class TaskRun:
         return over
 
     def _end_training(self) -> None:
-        """Stop the tasks that run, and of those that wait run the diagnoses alone, so that trained cells count."""
+        """Stop the running tasks and drop the waiting ones, except diagnoses, so that trained cells count."""
         self._out_of_time = True
         self._executor.cancel(signal.SIGTERM)
         running = {task.name for task in self._status.running}
@@ -173,7 +172,7 @@ class TaskRun:
             self._start([task])
 
     def _look_for_beaten(self) -> None:
-        """Every few seconds, give up the cells that another learning rate has clearly beaten."""
+        """Every `LOOK_EVERY` seconds, stop the cells that another learning rate has clearly beaten."""
         due = time.monotonic() - self._looked > LOOK_EVERY and not (self._received or self._out_of_time)
         if self._judge is None or not due:
             return
@@ -184,7 +183,7 @@ class TaskRun:
             self._executor.cancel(signal.SIGTERM, [task.name for task in beaten])
 
     def _tell(self) -> None:
-        """Say why not everything was run; end the process if it was stopped."""
+        """Print why some tasks were not run to the end; exit with 128 + signal if a signal stopped them."""
         if self._received:
             print("interrupted; the checkpoints are saved, run the same command to resume", file=sys.stderr)
             sys.exit(128 + self._received[0])
@@ -199,12 +198,11 @@ class TaskRun:
 
 
 class EarlyStop:
-    """The rule of `budget.early_stop`: which cells are given up, by what they and their rivals have logged so far.
+    """The rule of `budget.early_stop`: give up a cell whose early training loss another learning rate clearly beats.
 
-    Cells that differ in their learning rate alone have the same initial weights and batches, so their training losses
-    can be compared early. A cell is given up when the loss of another rate, over the second tenth of the steps, lies
-    below its own by more than `MARGIN`. Cells of the grid's first seed are never given up: they show whether one that
-    would have been ends best.
+    Cells that differ in learning rate alone have the same initial weights and batches, so their training losses can be
+    compared early. A cell is given up when another rate's mean loss over the second tenth of the steps is lower by more
+    than `MARGIN`. Cells of the grid's first seed are never given up. They show whether a beaten cell would have won.
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
@@ -218,10 +216,10 @@ class EarlyStop:
         self._rivals = {key: [other for other in group if other != key] for group in groups.values() for key in group}
         first = next(iter(cells.values())).seed if cells else None
         self._judged = {key for key, cell in cells.items() if cell.seed != first}
-        self._losses: dict[str, float] = {}  # early losses that are final
+        self._losses: dict[str, float] = {}  # by key, once the second tenth of the steps is over
 
     def given_up(self, tasks: Collection[Task]) -> list[Task]:
-        """Return the tasks that are given up."""
+        """Return the training tasks among ``tasks`` whose cells the rule gives up."""
         judged = [task for task in tasks if task.stage == "train" and task.key in self._judged]
         return [task for task in judged if is_beaten(self._loss(task.key), map(self._loss, self._rivals[task.key]))]
 
@@ -235,10 +233,10 @@ class EarlyStop:
 
 
 def early_loss(rows: Iterable[tuple[float, float | None]], steps: int) -> float | None:
-    """Return the mean training loss over the second tenth of ``steps``; None before it is over.
+    """Return the mean training loss over the second tenth of ``steps``; None before that tenth is over.
 
-    ``rows``: step and training loss, None where it was not logged or is not finite. A run without a finite loss there
-    has lost: infinity.
+    ``rows``: step and training loss; the loss is None if it was not logged or is not finite. A run that has rows but no
+    finite loss in that tenth returns infinity, and loses.
     """
     seen, losses, last = False, [], 0.0
     for step, loss in rows:
@@ -252,13 +250,13 @@ def early_loss(rows: Iterable[tuple[float, float | None]], steps: int) -> float 
 
 
 def is_beaten(own: float | None, rivals: Iterable[float | None]) -> bool:
-    """Return whether an early loss of ``rivals`` lies below ``own`` by more than `MARGIN`."""
+    """Return whether the lowest loss of ``rivals`` is over `MARGIN` below ``own``. None is a loss not known yet."""
     best = min((loss for loss in rivals if loss is not None), default=None)
     return own is not None and best is not None and own - best > MARGIN
 
 
 def _rows(history: Path, scratch: Path) -> list[tuple[float, float | None]]:
-    """Return step and training loss of each row that a cell has logged, from its results or while it trains."""
+    """Return (step, training loss) of each logged row, from ``history`` if it exists, else from folder ``scratch``."""
     if history.exists():
         with open(history, newline="", encoding="utf-8") as file:
             return [

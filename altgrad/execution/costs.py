@@ -1,6 +1,6 @@
-"""What a cell costs: the seconds that cells of its kind took here before, and the bytes of disk.
+"""The cost of a cell: the seconds that cells of its kind took on this machine before, and the disk space.
 
-Cells that differ in seed, learning rate and the numbers of a format take equally long: they are of one kind.
+Cells that differ only in seed, learning rate and the numbers of a format take equally long: they are of one kind.
 """
 
 from __future__ import annotations
@@ -22,34 +22,32 @@ from altgrad.common.errors import UserError
 from altgrad.common.files import read_json, write_json
 from altgrad.execution.executor import Task
 
-COMPILES = 8.0  # most seconds that loading graphs makes a first run longer, where none is compiled
-TOOK = Path("scratch/took.json")  # seconds of the tasks of earlier runs, by kind and stage, and of the last report
-REPORT, OF_A_CELL = 6.0, 0.05  # seconds of a report before one was timed: in all, and more for each cell; on two cores
+COMPILES = 8.0  # most seconds by which loading compiled graphs makes the first run of a process longer
+TOOK = Path("scratch/took.json")  # seconds of earlier tasks, by kind and stage, and of the last report
+REPORT, OF_A_CELL = 6.0, 0.05  # seconds of a report if none was timed: fixed, and per cell; on two cores
 
-FLOAT = 4  # bytes of a weight as it is saved
-# Checkpoints: the two that are kept and the one that is being written; of weights, and two moments of each.
+FLOAT = 4  # bytes of a saved weight
+# Checkpoints on disk: two that are kept and one that is being written. Each has the weights and two moments.
 CHECKPOINTS, MOMENTS = 3, 2
-ROWS = 100_000  # bytes of a cell for what does not grow with its weights: rows of monitors, history, diagnosis
+ROWS = 100_000  # bytes of a cell that do not depend on its size: rows of monitors, history, diagnosis
 
 Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Kind:
-    """The seconds of a cell of one kind: of a training ``step``, of each evaluation, of each look of the monitors
-    (``observe``), of the rest of training (``setup``), of its diagnosis, and of loading in each process (``load``).
-    """
+    """The seconds of each part of a cell, the same for all cells of one kind."""
 
-    step: float
-    evaluate: float
-    observe: float
-    setup: float
+    step: float  # of one training step
+    evaluate: float  # of one evaluation
+    observe: float  # of one look of the monitors
+    setup: float  # of the rest of training
     diagnose: float
-    load: float
+    load: float  # to load libraries and graphs, once in each process
 
     @classmethod
     def of(cls, probes: Sequence[Mapping[str, float]]) -> Kind:
-        """Return the mean over processes of what `altgrad.benchmark.probe` measured."""
+        """Return the mean of ``probes``, the seconds that `altgrad.benchmark.probe` measured in each process."""
 
         def mean(name: str) -> float:
             return sum(probe[name] for probe in probes) / len(probes)
@@ -60,7 +58,7 @@ class Kind:
         return cls(step, evaluate, observe, setup, diagnose, load=max(0.0, mean("first_s") - again))
 
     def seconds(self, task: Task, cell: Settings) -> float:
-        """Return the seconds of a task; training counts its cell's diagnosis, and not ``load``."""
+        """Return the seconds of ``task``, without ``load``; training includes the diagnosis of ``cell``."""
         if task.stage == "diagnose":
             return self.diagnose
         train, monitor = cell["train"], cell["monitor"]
@@ -71,7 +69,7 @@ class Kind:
 
 
 def kind_of(cell: Settings) -> str:
-    """Return a text that is the same for cells which take equally long."""
+    """Return the kind of a cell as a text: equal for cells that take equally long."""
     recipes = json.loads(json.dumps([part["rules"] for part in (cell, *cell.get("schedule", []))]))
     for rule in chain.from_iterable(recipes):
         for tensor in rule.values():
@@ -82,7 +80,7 @@ def kind_of(cell: Settings) -> str:
 
 
 def remember(took: Mapping[Task, float], jobs: int) -> None:
-    """Keep the seconds that tasks took, ``jobs`` at a time, for the next estimate."""
+    """Save the seconds that tasks took, ``jobs`` at a time, for the next estimate; resumed cells are left out."""
     kept = _kept()
     by: dict[str, dict[str, list[float]]] = {}
     for task, seconds in took.items():
@@ -94,7 +92,7 @@ def remember(took: Mapping[Task, float], jobs: int) -> None:
     for place, stages in by.items():
         train, diagnose = (sorted(stages.get(stage, [])) for stage in ("train", "diagnose"))
         known = {"diagnose": median(diagnose)} if diagnose else {}
-        if len(train) > jobs:  # the first in each process loads graphs and loops, or compiles them, which happens once
+        if len(train) > jobs:  # the first in each process is left out: it loads or compiles graphs and loops
             usual = median(train[:-jobs])
             known |= {"train": usual, "load": min(COMPILES, train[-1] - usual)}
         kept[place] = kept.get(place, {}) | known
@@ -103,7 +101,7 @@ def remember(took: Mapping[Task, float], jobs: int) -> None:
 
 
 def remembered(kinds: Iterable[str], jobs: int) -> dict[str, Kind]:
-    """Return the seconds of ``kinds`` in earlier runs here, ``jobs`` at a time, without kinds that have not run."""
+    """Return the seconds of earlier runs here, ``jobs`` at a time, by kind; kinds that have not run are missing."""
     kept = _kept()
     took = {kind: kept.get(_place(kind, jobs), {}) for kind in kinds}
     return {
@@ -113,13 +111,13 @@ def remembered(kinds: Iterable[str], jobs: int) -> dict[str, Kind]:
 
 
 def remember_report(seconds: float) -> None:
-    """Keep the seconds that the report of the grid took."""
+    """Save the seconds that the report of the present grid took."""
     cells = len(read_json(Path("data/grid/index.json"))["cells"])
     write_json(TOOK, _kept() | {"report": {"seconds": seconds, "cells": cells}})
 
 
 def report_seconds(cells: int) -> float:
-    """Return the seconds of a report of ``cells``, by the last one if one was timed here."""
+    """Return the expected seconds of a report on ``cells`` cells, from the last report here or by default."""
     last = _kept().get("report")
     return last["seconds"] + OF_A_CELL * (cells - last["cells"]) if last else REPORT + OF_A_CELL * cells
 
@@ -133,26 +131,26 @@ def _place(kind: str, jobs: int) -> str:
 
 
 def weights_of(model: Settings, vocabulary: int) -> int:
-    """Return the number of a model's weights, its head tied to the embedding; biases and norms are not counted."""
+    """Return the number of weights of a model whose head is tied to the embedding, without biases and norms."""
     width = model["width"]
     return int(width * (vocabulary + model["context"] + model["layers"] * (4 + 2 * model["mlp_ratio"]) * width))
 
 
 def cell_bytes(cell: Settings, vocabulary: int) -> int:
-    """Return about how many bytes a finished cell keeps: its weights, their snapshots, and the gradient twice."""
+    """Return the approximate bytes of a finished cell: its weights, their snapshots, and the gradient twice."""
     return ROWS + FLOAT * weights_of(cell["model"], vocabulary) * (1 + cell["monitor"]["probes"] + 2)
 
 
 def scratch_bytes(cell: Settings, vocabulary: int) -> int:
-    """Return about how many bytes a cell needs besides while it trains: checkpoints and snapshots."""
+    """Return the approximate extra bytes of a cell while it trains: checkpoints and snapshots."""
     copies = CHECKPOINTS * (1 + MOMENTS) + cell["monitor"]["probes"]
     return FLOAT * weights_of(cell["model"], vocabulary) * copies
 
 
 def disk_needed(tasks: Sequence[Task], jobs: int) -> int:
-    """Return about how many bytes ``tasks`` will take, ``jobs`` of them at a time.
+    """Return the approximate bytes of disk that ``tasks`` need, run ``jobs`` at a time.
 
-    DVC's cache and data/ share their files. On a file system without hard links each stands twice.
+    DVC's cache and data/ share their files. On a file system without hard links each file is stored twice.
     """
     keys = list(dict.fromkeys(task.key for task in tasks if task.stage == "train"))
     cells = [read_json(Path(f"data/grid/{key}.json")) for key in keys]
@@ -163,7 +161,7 @@ def disk_needed(tasks: Sequence[Task], jobs: int) -> int:
 
 
 def has_links(folder: Path) -> bool:
-    """Return whether a file in ``folder`` can have a second name."""
+    """Return whether the file system of ``folder`` has hard links."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".links-") as place:
         file = Path(place, "file")
         file.touch()
@@ -175,12 +173,12 @@ def has_links(folder: Path) -> bool:
 
 
 def disk_sentence(need: int) -> str:
-    """Return the bytes that are needed and free, as the end of a sentence."""
+    """Return the end of a sentence: ``about 84 MB of disk, of which 1.2 GB are free``, where ``need`` is in bytes."""
     return f"about {size(need)} of disk, of which {size(shutil.disk_usage('.').free)} are free"
 
 
 def require_room(tasks: Sequence[Task], jobs: int) -> None:
-    """Raise :class:`UserError` if ``tasks`` need more disk than is free, with what makes room."""
+    """Raise :class:`UserError`, which says what makes room, if ``tasks`` need more disk than is free."""
     need, free = disk_needed(tasks, jobs), shutil.disk_usage(".").free
     if need > free:
         raise UserError(

@@ -1,8 +1,8 @@
 """The only file that uses DVC's inner modules, which DVC does not promise to keep.
 
-DVC's commands cannot take a stage from the run cache and otherwise only say so. Nor can they put outputs that are made
-into the cache, and all of them into dvc.lock at once. DVC's Python objects can. ``MEMBERS`` lists what is used of them,
-and whatever the installed DVC lacks is said in one sentence before anything is touched.
+DVC's commands cannot restore a stage from the run cache without running it if it is absent there. Nor can they put many
+existing outputs into the cache and into dvc.lock at once. DVC's Python objects can. ``MEMBERS`` lists the members in
+use. If the installed DVC lacks one, an error names it before any file is changed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from altgrad.common.errors import UserError
 
 # The tests of this file passed with these, and a grid was trained and handed over. README.md says how to try another.
 TRIED_VERSIONS = ("3.67.0", "3.67.1")
-END_S = 1.0  # seconds that a process which was interrupted has to end by itself
+END_S = 1.0  # seconds in which an interrupted process may end by itself
 
-# Members of DVC's objects by class: the arguments that a method is called with, None for what is only read.
+# Members of DVC's objects, by class: the arguments of a method; None for an attribute.
 MEMBERS: dict[str, dict[str, tuple[str, ...] | None]] = {
     "Repo": {"index": None, "lock": None, "stage_cache": None, "_reset": (), "reproduce": ("targets", "single_item")},
     "Index": {"stages": None},
@@ -46,7 +46,7 @@ MEMBERS: dict[str, dict[str, tuple[str, ...] | None]] = {
 
 
 def changed_api(what: str) -> UserError:
-    """Return the error for an installed DVC that is not as this file needs it; ``what`` says in what."""
+    """Return the error for an installed DVC that this file cannot use; ``what`` names the difference."""
     tried = " or ".join(TRIED_VERSIONS)
     return UserError(
         f"DVC {dvc.__version__} is not as altgrad/execution/dvc_api.py needs it: {what}; "
@@ -71,7 +71,7 @@ except ImportError as error:
 def check_members(checked: object, class_name: str) -> None:
     """Raise :class:`UserError` unless ``checked`` has the members that ``MEMBERS`` lists under ``class_name``.
 
-    No property is evaluated: some of them read every file of a project.
+    Properties are not evaluated, since some read every file of a project.
     """
     for name, arguments in MEMBERS[class_name].items():
         missing = object()
@@ -86,7 +86,7 @@ def check_members(checked: object, class_name: str) -> None:
 
 
 class CellStage:
-    """A stage as DVC knows it, mostly of one cell."""
+    """A stage of the DVC project, usually one of a cell."""
 
     def __init__(self, stage: Stage, repo: Repo) -> None:
         for member, class_name in (
@@ -104,7 +104,7 @@ class CellStage:
 
     @property
     def key(self) -> str:
-        """The cell, such as ``E4M3-adamw-0-1``."""
+        """The cell's key, such as ``E4M3-adamw-0-1``; empty for a stage without a cell."""
         return self.name.partition("@")[2]
 
     def has_changed(self) -> bool:
@@ -114,20 +114,20 @@ class CellStage:
         self._stage.remove_outs()
 
     def restore(self) -> bool:
-        """Take the stage's outputs from the run cache and save it; return whether they were there, undamaged."""
-        self.drop_damaged()  # what dvc.lock names
+        """Restore the stage's outputs from the run cache and save them; return whether all were there and undamaged."""
+        self.drop_damaged()  # the objects that dvc.lock names
         try:
             self._repo.stage_cache.restore(self._stage)
         except RunCacheNotFoundError:
             return False
-        if self.drop_damaged():  # what the run cache names
+        if self.drop_damaged():  # the objects that the run cache names
             self.remove_outputs()
             return False
         self.save()
         return True
 
     def drop_damaged(self) -> bool:
-        """Remove damaged objects of the stage's outputs from the cache and say so; return whether there were any."""
+        """Delete the stage's damaged outputs from the cache and print a note; return whether there were any."""
         kept = [(out.cache, out.hash_info) for out in self._stage.outs if out.hash_info and out.use_cache]
         bad = [path for cache, oid in kept for path in dvc_files.damaged(Path(cache.path), oid.value)]
         for path in bad:
@@ -146,9 +146,9 @@ class CellStage:
         return tuple(str(dep.hash_info) for dep in self._stage.deps)
 
     def save(self) -> None:
-        """Put the stage's outputs into the cache; :meth:`DvcProject.write_lock_file` puts them into dvc.lock.
+        """Put the stage's outputs into the cache. :meth:`DvcProject.write_lock_file` then records them in dvc.lock.
 
-        Raises :class:`UserError` if DVC does not take them, for instance because one is missing.
+        Raises :class:`UserError` if DVC refuses them, for instance because one is missing.
         """
         try:
             self._stage.save()
@@ -167,9 +167,9 @@ class DvcProject:
 
     @cached_property
     def _stages(self) -> list[Stage]:
-        """All stages. Dependencies that several of them share, such as the code, are read once for all.
+        """All stages. A dependency of several stages, such as the code, is read once.
 
-        DVC would read them for each stage anew, several times: three quarters of the time to look at a grid.
+        DVC would read it several times for each stage, three quarters of the time that it takes to check a grid.
         """
         stages = list(self._repo.index.stages)
         shared = Counter(dep.fs_path for stage in stages for dep in stage.deps)
@@ -184,7 +184,7 @@ class DvcProject:
         return stages
 
     def cells_of(self, stage: str) -> list[CellStage]:
-        """Return the stages of dvc.yaml's matrix ``stage``, one for each cell, in its order."""
+        """Return the stages of dvc.yaml's matrix ``stage``, such as ``train``, one for each cell, in its order."""
         stages = [member for member in self._stages if getattr(member, "name", "").startswith(f"{stage}@")]
         return [CellStage(member, self._repo) for member in stages]
 
@@ -194,18 +194,18 @@ class DvcProject:
         return [CellStage(member, self._repo) for member in stages]
 
     def forget_others(self) -> None:
-        """Remove the entries of stages that the project no longer has from dvc.lock."""
+        """Remove from dvc.lock the entries of stages that the project no longer has."""
         dvc_files.prune({name for stage in self._stages if (name := getattr(stage, "name", None))})
 
     def write_lock_file(self, saved: list[CellStage]) -> None:
-        """Write stages whose outputs were saved into dvc.lock, all of them at once."""
+        """Record the stages ``saved``, whose outputs are in the cache, in dvc.lock with a single write."""
         stages = [cell._stage for cell in saved]
         if stages:
             stages[0].dvcfile.dump_stages(stages, update_pipeline=False)
 
 
 def _once(read: Callable[..., Any], seen: dict[Any, Any], name: Any) -> Callable[..., Any]:
-    """Return ``read`` with its answers kept in ``seen`` by ``name`` and options: later calls get the first answer."""
+    """Return ``read`` with its results cached in ``seen``, by ``name`` and the boolean options of a call."""
 
     def reading(*arguments: Any, **options: Any) -> Any:
         key = name, tuple(sorted((option, value) for option, value in options.items() if isinstance(value, bool)))
@@ -216,9 +216,9 @@ def _once(read: Callable[..., Any], seen: dict[Any, Any], name: Any) -> Callable
     return reading
 
 
-@lru_cache(maxsize=1)  # opening it takes as long as looking at a small grid
+@lru_cache(maxsize=1)  # to open it takes as long as to check a small grid
 def _repository(folder: Path) -> Repo:
-    logging.getLogger("dvc").setLevel(logging.WARNING)  # it would say of every stage that it is cached
+    logging.getLogger("dvc").setLevel(logging.WARNING)  # else DVC prints for every stage that it is cached
     dvc_files.write_lock_quickly()
     repo = Repo(str(folder))
     check_members(repo, "Repo")
@@ -227,9 +227,9 @@ def _repository(folder: Path) -> Repo:
 
 @contextmanager
 def locked_project() -> Iterator[DvcProject]:
-    """Hold DVC's lock on the project of the working directory, whose damaged files are mended first.
+    """Hold DVC's lock on the project of the working directory; repair its damaged files first.
 
-    Raises :class:`UserError` when another DVC command holds it.
+    Raises :class:`UserError` if another DVC command holds the lock or the folder cannot be written.
     """
     if not os.access(".", os.W_OK):
         raise UserError(f"{Path.cwd()} may not be written; allow it, or copy the project to where it may")
@@ -247,7 +247,7 @@ def locked_project() -> Iterator[DvcProject]:
 
 
 def make_own(copy: Path) -> None:
-    """Set a copy of the working directory's project apart from it and from git; a cache elsewhere stays shared."""
+    """Detach ``copy``, a copy of the present project, from it and from git; a cache in another folder stays shared."""
     cache = Config.from_cwd().get("cache", {}).get("dir")
     with Config(str(copy / ".dvc")).edit("local") as settings:
         settings.setdefault("core", {}).update(no_scm=True, site_cache_dir=str(copy / ".dvc/tmp/site"))
@@ -263,11 +263,11 @@ def _locked() -> UserError:
 
 
 def reproduce(stages: list[str], *, alone: bool = False) -> None:
-    """Run ``stages`` as far as they have changed, and without ``alone`` what they depend on.
+    """Run those of ``stages`` that have changed, after the stages that they depend on unless ``alone``.
 
-    Raises :class:`UserError` when one fails; the stage has said why itself.
+    Raises :class:`UserError` if a stage fails; the stage itself prints the reason.
     """
-    # In the main thread DVC would let nobody interrupt a stage.
+    # In the main thread DVC would keep an interrupt from its stage.
     with ThreadPoolExecutor(1) as thread:
         try:
             thread.submit(_reproduce, stages, alone).result()
@@ -288,7 +288,7 @@ def _reproduce(stages: list[str], alone: bool) -> None:
 
 
 def stop_children() -> None:
-    """End the processes that this one has started, and theirs, after an interrupt; those of a terminal had it too."""
+    """End all descendants of this process: wait `END_S`, terminate those that still run, then kill the last."""
     children = psutil.Process().children(recursive=True)
     for end, seconds in ((None, END_S), (psutil.Process.terminate, 10 * END_S), (psutil.Process.kill, 10 * END_S)):
         for child in filter(_is_at_work, children):
@@ -301,7 +301,7 @@ def stop_children() -> None:
 
 
 def _is_at_work(process: psutil.Process) -> bool:
-    """Return whether a process runs, without waiting for it: DVC, which waits for its stage, would miss its status."""
+    """Return whether ``process`` runs. Its exit status is left to DVC, which waits for its stage."""
     with suppress(psutil.NoSuchProcess):
         return process.status() != psutil.STATUS_ZOMBIE
     return False

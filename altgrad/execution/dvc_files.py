@@ -1,9 +1,9 @@
-"""dvc.lock as this project writes it, and DVC's files put back where a stop or a full disk left half of one.
+"""Write dvc.lock atomically, and repair DVC's files that a stop or a full disk left half-written.
 
-DVC writes dvc.lock and its rwlock in place. Stopped there, or on a full disk, it leaves a file with which no command of
-DVC goes on (github.com/iterative/dvc, issues 7615 and 814). `mend` restores both before each command of this package.
-`write_lock_quickly` has DVC write dvc.lock through this module: in one piece, and by the parser in C, which writes the
-same bytes as DVC's parser in Python in a tenth of the time.
+DVC writes dvc.lock and its rwlock in place. A stop or a full disk meanwhile leaves a file with which every DVC command
+fails (github.com/iterative/dvc, issues 7615 and 814). `mend` repairs both before each command of this package.
+`write_lock_quickly` makes DVC write dvc.lock through this module: atomically, and with the YAML library in C. It writes
+the same bytes as DVC's in Python in a tenth of the time.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ RUN_CACHE = Path(".dvc/cache/runs")
 
 
 def write_lock_quickly() -> None:
-    """Have DVC read and write dvc.lock with `_modify_lock` in this process; a DVC without that place stays as it is."""
+    """Make DVC use `_modify_lock` in this process; a DVC without ``dvc.dvcfile.modify_yaml`` stays as it is."""
     if hasattr(dvc.dvcfile, "modify_yaml"):
         dvc.dvcfile.modify_yaml = _modify_lock
 
 
 @contextmanager
 def _modify_lock(path: Any, fs: Any = None) -> Iterator[dict[str, Any]]:
-    """Stand in for DVC's ``modify_yaml``, which keeps comments: dvc.lock has none, other files go to DVC's own."""
+    """Yield the content of dvc.lock, then write it, without comments; leave other files to DVC's ``modify_yaml``."""
     if Path(path).name != LOCK.name:
         with modify_yaml(path, fs=fs) as content:
             yield content
@@ -52,15 +52,15 @@ def _modify_lock(path: Any, fs: Any = None) -> Iterator[dict[str, Any]]:
 
 
 def mend() -> list[str]:
-    """Put back the damaged files of the working directory's project; return a sentence for each.
+    """Repair the damaged DVC files of the working directory's project; return a sentence about each repair.
 
-    The caller holds DVC's lock on the project, so that nobody is writing.
+    The caller must hold DVC's lock on the project, so that no other command writes.
     """
     for left in (path for place in PLACES for path in place.glob(".*.*.tmp")):
         number = left.name.split(".")[-2]  # the process that was writing it: see `altgrad.common.files.replacing`
         if number.isdigit() and not psutil.pid_exists(int(number)):
             left.unlink(missing_ok=True)
-    # DVC takes the newest file of a folder in the run cache for the entry, and fails with a traceback if there is none.
+    # The newest file of a folder in the run cache is the entry for DVC, which fails with a traceback if there is none.
     for left in RUN_CACHE.glob("*/*/.*.tmp"):
         left.unlink(missing_ok=True)
     for folder in RUN_CACHE.glob("*/*"):
@@ -88,7 +88,7 @@ def mend() -> list[str]:
 
 
 def prune(names: set[str]) -> int:
-    """Remove the entries of stages that are not among ``names`` from dvc.lock; return how many there were."""
+    """Remove from dvc.lock the entries of stages that are not in ``names``; return how many were removed."""
     if not LOCK.exists():
         return 0
     content = _parsed(LOCK.read_text(encoding="utf-8"))
@@ -100,9 +100,9 @@ def prune(names: set[str]) -> int:
 
 
 def damaged(cache: Path, oid: str) -> list[Path]:
-    """Return the objects of ``cache`` behind ``oid`` whose content does not have the MD5 that they are named after.
+    """Return the files in ``cache`` of object ``oid`` whose MD5 is not that of their name; none if it is missing.
 
-    DVC does not check objects that it has made read-only, and checks out a flipped bit without a word.
+    ``oid`` is an MD5, with ``.dir`` at its end for a folder. DVC itself does not check objects that it made read-only.
     """
     path = cache / oid[:2] / oid[2:]
     if not path.exists():
@@ -115,7 +115,7 @@ def damaged(cache: Path, oid: str) -> list[Path]:
 
 
 def keep_copy() -> None:
-    """Keep a copy of dvc.lock, which is whole now, for `mend`."""
+    """Copy dvc.lock, which must be complete, to `COPY`, from which `mend` restores it."""
     if LOCK.exists() and not (COPY.exists() and COPY.read_bytes() == LOCK.read_bytes()):
         write_text(COPY, LOCK.read_text(encoding="utf-8"))
 
@@ -158,7 +158,7 @@ def _is_json(path: Path) -> bool:
 
 
 def _committed() -> bytes | None:
-    """Return the dvc.lock of the last commit; None if there is none or no git."""
+    """Return the content of dvc.lock in the last commit; None if the commit has none or git is missing."""
     try:
         done = subprocess.run(["git", "show", f"HEAD:./{LOCK}"], capture_output=True, check=False)
     except FileNotFoundError:

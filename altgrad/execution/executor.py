@@ -1,22 +1,22 @@
-"""What an executor is: something that runs the stages of cells, here or on other machines.
+"""The interface of an executor, which runs the stages of cells on this machine or on others.
 
-An executor knows nothing of DVC. It is given tasks, runs each, and says which ended and how. This file has everything
-that another engine needs.
+An executor knows nothing of DVC. It takes tasks, runs each, and returns which tasks ended and how. This file is all
+that the author of a new executor has to know.
 
 **Running a task** means the command ``python -m stages.<stage> <key>`` in the project's top folder, with standard
-output and error in the task's log. It has ended well when the command's exit status is 0.
+output and error in the task's log. The task has succeeded if the command's exit status is 0.
 
-**What it reads** is in the project's folder: ``altgrad/``, ``stages/``, ``data/grid/<key>.json`` and ``data/tokens/``,
-and to diagnose ``data/runs/<key>/`` and ``params.yaml``.
+**A task reads** these files of the project: ``altgrad/``, ``stages/``, ``data/grid/<key>.json`` and ``data/tokens/``. A
+diagnosis also reads ``data/runs/<key>/`` and ``params.yaml``.
 
-**What it writes** must be in the project's folder by the time that ``poll`` says that the task has ended:
-``data/runs/<key>/`` from training, ``data/diag/<key>.json`` and ``.parquet`` from diagnosing, and the log. An executor
-with machines of its own brings them back first. What a cell needs to resume is in ``scratch/``: a cell that is stopped
-and later runs with another ``scratch/`` starts again from its first step, and ends with the same bits.
+**A task writes** its log and ``data/runs/<key>/`` (training) or ``data/diag/<key>.json`` and ``.parquet`` (diagnosis).
+These files must be in the project's folder when ``poll`` returns the task as ended. An executor with other machines
+copies them back first. The files that a cell resumes from are in ``scratch/``. A stopped cell that runs again with
+another ``scratch/`` starts from its first step, and ends with the same bits.
 
-**How many run at once** is for the executor to choose. The bits of a cell do not depend on its neighbours, nor on the
-order; they may depend on the number of threads and on the processor. An executor that does not take over
-``OMP_NUM_THREADS`` from this process should set it.
+**How many tasks run at once** is the executor's choice. The bits of a cell do not depend on the other tasks or on their
+order. They may depend on the number of threads and on the processor. Tasks should have this process's
+``OMP_NUM_THREADS``.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from typing import NamedTuple, Protocol
 from altgrad.common.console import STOPS
 
 LOGS = Path("scratch/workers")
-# Exit statuses of a task that was told to stop: of training, which writes a checkpoint, and of what dies of the signal.
+# Exit statuses of a stopped task: 128 + signal after writing a checkpoint, or -signal if the signal killed it.
 TOLD_TO_STOP = (*(128 + signum for signum in STOPS), *(-signum for signum in STOPS))
-BEGAN = LOGS / "began"  # an empty file that exists while tasks are run, as old as the first of them
+BEGAN = LOGS / "began"  # an empty file that exists while tasks run, made when the first began
 HISTORY_FILE = "history.jsonl"  # the rows of a cell that trains, in its folder in scratch/
 
 
@@ -49,17 +49,17 @@ class Task(NamedTuple):
 
     @property
     def log(self) -> Path:
-        """The file that all output of the command goes to. Its folder exists, and it has nothing of an earlier run."""
+        """The file for all output of the command. Its folder exists, and the file has no output of an earlier run."""
         return LOGS / f"{self.name}.log"
 
     @property
     def failed(self) -> Path:
-        """The file with the sentence that says why it failed; absent while it runs and after it ended well."""
+        """The file with the sentence that says why the task failed; absent while it runs and after a success."""
         return LOGS / f"{self.name}.failed"
 
     @property
     def scratch(self) -> Path | None:
-        """The newest folder in which the cell keeps rows and checkpoints while it trains; None if there is none."""
+        """The newest folder with rows and checkpoints of the cell; None if there is none, or for a diagnosis."""
         if self.stage != "train":
             return None
         name = re.compile(re.escape(self.key) + "-[0-9a-f]{16}")
@@ -72,36 +72,35 @@ class Outcome(NamedTuple):
     """A task that has ended."""
 
     task: Task
-    status: int  # the command's exit status; anything but 0 is a failure, also where no command came to run
+    status: int  # the command's exit status; not 0 if it failed or could not be run
 
 
 class Status(NamedTuple):
-    """What an executor is doing."""
+    """The tasks of an executor: those that run, and those that ended since the last call of ``poll``."""
 
-    running: Sequence[Task]  # tasks that have started and not ended
-    ended: Sequence[Outcome]  # tasks that have ended since the last time
+    running: Sequence[Task]
+    ended: Sequence[Outcome]
 
 
 class Executor(Protocol):
-    """Runs tasks. It is called from one thread, and it may be given more tasks when the first have ended."""
+    """Runs tasks. One thread calls it, and may submit more tasks after the first have ended."""
 
     def submit(self, tasks: Sequence[Task]) -> None:
-        """Take tasks to be run, and return without waiting for them."""
+        """Queue ``tasks`` and return at once, without waiting for them."""
 
     def poll(self) -> Status:
-        """Return what is running and what has ended since the last call, each task once.
+        """Return the running tasks, and those that have ended since the last call; each ended task is returned once.
 
-        It is called ten times a second, and at once after something has ended, and must not wait for a task. Work that
-        an executor has to do from time to time, such as starting the next task, is done here.
+        ``poll`` is called ten times a second, and at once after a task has ended. It must not wait for a task. It does
+        the executor's recurring work, such as starting the next task.
         """
 
     def cancel(self, signum: int, only: Collection[str] | None = None) -> None:
-        """Start nothing more, and send ``signum`` (SIGINT or SIGTERM) to every command that is running.
+        """Drop the waiting tasks, and send ``signum`` (SIGINT or SIGTERM) to every running command.
 
-        A cell that gets the signal writes a checkpoint and ends with status 128 + ``signum``, which takes seconds:
-        leave it alone until then. ``poll`` is called until nothing is running any more. Tasks that had not started are
-        forgotten, and are in no outcome. Every further interrupt is a further call. Tasks that are submitted after it
-        are run.
+        A cell then writes a checkpoint, which takes seconds, and ends with status 128 + ``signum``. Do not kill it
+        before. ``poll`` is called until no task runs. Dropped tasks are in no outcome. Each further interrupt calls
+        ``cancel`` again. Tasks that are submitted later are run.
 
-        With ``only``, names of tasks, those of them that are running get the signal, and nothing else changes.
+        With ``only`` (names of tasks), the signal goes to those that are running, and nothing else changes.
         """

@@ -1,11 +1,11 @@
 """The executor of one machine: processes that each run one task after another.
 
 Loading the libraries, this project and a compiled graph takes longer than a small cell trains, so a process keeps them
-for the next cell. Signal handlers, output and memory are put back after each task. A process is replaced if a task
-fails in it, if it dies, or if it keeps much more memory than after its first task.
+for the next cell. Signal handlers, output and memory are reset after each task. A process is replaced if its task
+fails, if it dies, or if it keeps much more memory than after its first task.
 
-Processes are forked from one that has loaded the libraries and nothing of this project. Where there are GPUs, each is
-started by itself and has GPUs of its own.
+Processes are forked from a server process that has loaded the libraries and nothing of this project. On a machine with
+GPUs, each process is started afresh and sees only the GPUs of its tasks.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from altgrad.common.threads import GPU_SHARE, usable_cores
 from altgrad.execution.executor import Outcome, Status, Task
 
 LIBRARIES = ["torch._inductor.compile_fx", "torch._inductor.codegen.cpp", "pandas", "pyarrow.parquet"]
-GROWTH = 1 << 30  # bytes that a process may keep beyond what it kept after its first task; graphs are some 100 MB each
+GROWTH = 1 << 30  # bytes by which a process may grow after its first task; a graph has some 100 MB
 
-# Of a GPU that cells share: for fragments of what torch has reserved, and for what CUDA itself takes.
+# Memory of a cell on a shared GPU: a factor for fragmentation in torch's allocator, and MB for CUDA itself.
 MARGIN, CONTEXT_MB = 1.25, 600.0
 
 
 class LocalPool:
-    """Runs up to ``jobs`` tasks at a time on this machine; diagnoses first, which are short and wanted soon.
+    """Runs up to ``jobs`` tasks at a time on this machine; diagnoses first, since they are short and wanted soon.
 
-    ``threads`` and ``gpus``: what each task computes with. Without ``jobs``, as many run as the machine has GPUs for,
-    or cores if it has no GPU. Tasks share a GPU if its memory holds several of ``cell_mb`` (MB) and there are cores for
-    them; each is held to its part of the memory. Nothing is loaded or started before the first task.
+    ``threads`` and ``gpus`` are counts for each task. With ``jobs=None``, the machine's GPUs set the number, or its
+    cores if it has no GPU. Tasks share a GPU if its memory holds several of ``cell_mb`` (MB) and there are cores for
+    them. Each is then limited to its share of the memory. No library or process is loaded before the first task.
     """
 
     def __init__(self, jobs: int | None = None, threads: int = 1, gpus: int = 1, cell_mb: float | None = None) -> None:
@@ -53,11 +53,11 @@ class LocalPool:
         self._leaving: list[_Worker] = []  # told to end
 
     def submit(self, tasks: Sequence[Task]) -> None:
-        """Queue ``tasks`` behind those of their stage that wait."""
+        """Queue ``tasks``: diagnoses before trainings, and behind the waiting tasks of the same stage."""
         self._waiting = deque(sorted([*self._waiting, *tasks], key=lambda task: task.stage != "diagnose"))
 
     def poll(self) -> Status:
-        """Take the answers of the processes, and give idle ones their next task."""
+        """Collect ended tasks from the processes, and give idle processes their next task."""
         outcomes = [outcome for worker in self._workers.values() if (outcome := worker.outcome())]
         fit = {slot: worker for slot, worker in self._workers.items() if worker.is_fit()}
         self._leaving += [worker for slot, worker in self._workers.items() if slot not in fit]
@@ -74,13 +74,13 @@ class LocalPool:
                 worker.signal(signum)
 
     def close(self) -> None:
-        """End the processes and wait until they are gone; one that trains writes a checkpoint first."""
+        """End the processes and wait until they are gone; a process that trains writes a checkpoint first."""
         for worker in (*self._workers.values(), *self._leaving):
             worker.close()
         self._workers, self._leaving = {}, []
 
     def _free(self) -> int | None:
-        """Return a slot whose process is idle, or else one without a process, if there is any."""
+        """Return the number of a slot with an idle process, else of one without a process; None if all are busy."""
         idle = [slot for slot, worker in self._workers.items() if worker.task is None]
         return next(iter([*idle, *(slot for slot in range(self.jobs) if slot not in self._workers)]), None)
 
@@ -114,7 +114,7 @@ class LocalPool:
 
     @cached_property
     def context(self) -> ForkServerContext | SpawnContext:
-        """The way to start processes. CUDA does not work in a fork of a process that has loaded torch's compiler."""
+        """The fork server; with GPUs ``spawn``, since CUDA fails in a fork of a process with torch's compiler."""
         if self._gpus:
             return multiprocessing.get_context("spawn")
         context = multiprocessing.get_context("forkserver")
@@ -123,7 +123,7 @@ class LocalPool:
 
     @property
     def gpu(self) -> str | None:
-        """The name of the GPU that a task has for itself; None if it has none or shares it."""
+        """The name of the first GPU if tasks do not share GPUs; None if they do, or without a GPU."""
         import torch
 
         alone = self._gpus and self.jobs * self._gpus_each <= len(self._gpus)
@@ -131,7 +131,7 @@ class LocalPool:
 
     @cached_property
     def _gpus(self) -> list[str]:
-        """The values of ``CUDA_VISIBLE_DEVICES`` with which a process sees one of this process's GPUs alone."""
+        """The GPUs of this process: for each, the value of ``CUDA_VISIBLE_DEVICES`` that shows it alone."""
         import torch
 
         allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -139,9 +139,9 @@ class LocalPool:
 
 
 def measured_mb(model: dict[str, Any], batch: int) -> float | None:
-    """Return the most GPU memory, MB (10^6 bytes), that a cell of this grid took; None if none has run on a GPU.
+    """Return the highest peak GPU memory of the cells of this grid, in MB (10^6 bytes); None if none ran on a GPU.
 
-    Only cells with the settings ``model`` and this ``train.batch`` count.
+    Only cells with the model settings ``model`` and ``train.batch`` equal to ``batch`` count.
     """
     peaks = []
     for path in Path("data/grid").glob("*.json"):
@@ -155,7 +155,7 @@ def measured_mb(model: dict[str, Any], batch: int) -> float | None:
 
 
 def cells_on(total_mb: float, cell_mb: float | None) -> int:
-    """Return how many cells of ``cell_mb`` a GPU with ``total_mb`` holds; one if ``cell_mb`` is None."""
+    """Return how many cells of ``cell_mb`` MB fit on a GPU with ``total_mb``, at least 1; 1 if ``cell_mb`` is None."""
     return 1 if cell_mb is None else max(1, int(total_mb // (MARGIN * cell_mb + CONTEXT_MB)))
 
 
@@ -173,13 +173,13 @@ class _Worker:
 
     def give(self, task: Task) -> None:
         self.task = task
-        with suppress(BrokenPipeError):  # it has died since, and `outcome` will say so
+        with suppress(BrokenPipeError):  # the process has died; `outcome` returns that
             self._connection.send((task.stage, task.key, str(task.log)))
 
     def outcome(self) -> Outcome | None:
         if self.task is None:
             return None
-        alive = self._process.is_alive()  # asked first: by now a dead one's answer is there if it gave any
+        alive = self._process.is_alive()  # asked first: if the process is dead, its answer has arrived by now
         if alive and not self._connection.poll():
             return None
         try:
@@ -195,15 +195,15 @@ class _Worker:
         return ended
 
     def is_fit(self) -> bool:
-        """Return whether the process may be given another task; if not, tell it to end."""
+        """Return whether to keep the process; an idle one that failed, died or grew by `GROWTH` is told to end."""
         fit = not self._failed and self._process.is_alive() and self._bytes <= self._first_bytes + GROWTH
         if not fit and self.task is None:
             self._connection.close()
         return fit or self.task is not None
 
     def close(self) -> None:
-        self._connection.close()  # which is all that one without a task waits for
-        if self.task is not None and not self._stopping:  # told twice, it would end before it has put things in order
+        self._connection.close()  # ends an idle process, which waits for a task
+        if self.task is not None and not self._stopping:  # a second signal would end it before it has cleaned up
             self._process.terminate()
         self._process.join()
 
@@ -215,11 +215,11 @@ class _Worker:
 
 
 def serve(connection: Connection, environment: dict[str, str]) -> None:
-    """Run each task (stage, key, log) that comes; answer with its exit status and the bytes of memory kept after it."""
-    os.setsid()  # an interrupt from the keyboard reaches it through its parent, once
+    """Run each task (stage, key, log) from ``connection``; send back its exit status and the bytes in use after it."""
+    os.setsid()  # so that an interrupt from the keyboard comes from the parent alone, once
     os.environ.update(environment)
     threading.Thread(target=_stop_with_parent, daemon=True).start()
-    # By default SIGTERM would end the process at once, and lose what it shares with its parent with a warning.
+    # By default SIGTERM would end the process at once, with a warning about what it shares with its parent.
     signal.signal(signal.SIGTERM, _raise)
     try:
         first = True
@@ -231,17 +231,17 @@ def serve(connection: Connection, environment: dict[str, str]) -> None:
             status = _run(stage, key, log)
             gc.collect()  # a model, its optimizer and its graph refer to one another
             if first:
-                gc.freeze()  # libraries stay: looking through them again takes 0.3 to 0.5 s, thirty small steps
+                gc.freeze()  # spares the libraries in later collections: 0.3 to 0.5 s, thirty small steps
                 first = False
             connection.send((status, _resident_bytes()))
-    except KeyboardInterrupt:  # between two tasks, or before one's answer
+    except KeyboardInterrupt:  # between two tasks, or before the answer of one was sent
         sys.exit(128 + signal.SIGTERM)
 
 
 def _stop_with_parent() -> None:
-    """Stop the task, which then writes a checkpoint, once the process that gives tasks is gone.
+    """Wait until the process that gives tasks has ended, then send SIGTERM to this one: a cell writes a checkpoint.
 
-    This process was forked from another one, a server that lives as long as the processes that it has forked.
+    The fork server, from which this process was forked, does not end with that process: it outlives its forks.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -250,7 +250,7 @@ def _stop_with_parent() -> None:
 
 
 def _resident_bytes() -> int:
-    """Return the bytes of memory that this process has in use; 0 where the system does not tell."""
+    """Return the resident memory of this process in bytes; 0 on a system without /proc."""
     statm = Path("/proc/self/statm")
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
 
@@ -274,7 +274,7 @@ def _run(stage: str, key: str, log: str) -> int:
         return 1
     except KeyboardInterrupt as stopped:
         return 128 + (stopped.args[0] if stopped.args else signal.SIGINT)
-    except Exception:  # noqa: BLE001 - whatever it is, the process that would have died of it says so
+    except Exception:  # noqa: BLE001 - any error ends the task with status 1
         traceback.print_exc()
         return 1
     finally:

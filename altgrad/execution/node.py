@@ -1,10 +1,10 @@
-"""What runs on each machine of a cluster: a `LocalPool` in a folder of its own, and files that come and go.
+"""The part of an executor that runs on each machine of a cluster: a `LocalPool` in its own folder, and file transfer.
 
-A node knows nothing of the engine that carries its calls. It is given a task with the files that the task reads. It
-tells what has ended with the files that the task wrote, and what running tasks print and keep for resuming.
+A node knows nothing of Ray. It takes a task with the files that the task reads. It returns ended tasks with the files
+that they wrote, and for running tasks the new output and checkpoints.
 
-Files travel as bytes by name, with a digest, and are put in place whole or not at all. Nothing in a parcel is run or
-unpickled, and none of its names leads out of the folder that it is unpacked into.
+A parcel holds files as bytes by name, with a digest. A file is put in place whole or not at all. Nothing in a parcel is
+run or unpickled, and no name in it leads out of the target folder.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ READS = {
     "diagnose": ("data/grid/{key}.json", "data/runs/{key}", "params.yaml"),
 }
 SHARED = ("data/tokens",)  # read by every task, and the same for all
-GROWING = (".jsonl",)  # files that are appended to, of which the new part goes home
-KEEP_EVERY = 30.0  # seconds between looks for a checkpoint to bring home
+GROWING = (".jsonl",)  # files that are appended to; only their new part is sent
+KEEP_EVERY = 30.0  # seconds between looks for a checkpoint to send
 
 
 class Parcel(NamedTuple):
-    """Files by their names below a project's top folder, and the SHA-256 of them all."""
+    """The content of files, by name relative to a project's top folder, and the `digest` of them all."""
 
     files: Mapping[str, bytes]
     digest: str
 
 
 def pack(root: Path, names: Iterable[str]) -> Parcel:
-    """Return the files ``names``, and those in folders of ``names``, below ``root``; absent ones are left out."""
+    """Return the files and folders ``names`` below ``root`` as a parcel; missing ones are left out."""
     files: dict[str, bytes] = {}
     for name in names:
         path = root / name
@@ -53,7 +53,7 @@ def pack(root: Path, names: Iterable[str]) -> Parcel:
 
 
 def digest(files: Mapping[str, bytes]) -> str:
-    """Return the SHA-256 of names, lengths and contents."""
+    """Return the SHA-256 (hex) of the names, lengths and contents of ``files``."""
     whole = hashlib.sha256()
     for name, content in sorted(files.items()):
         whole.update(f"{len(name)} {name} {len(content)} ".encode())
@@ -62,10 +62,10 @@ def digest(files: Mapping[str, bytes]) -> str:
 
 
 def unpack(parcel: Parcel, root: Path, below: Iterable[str]) -> None:
-    """Put a parcel's files in place below ``root``.
+    """Write the files of ``parcel`` below ``root``.
 
-    ``below``: the only files and folders that a parcel may hold, by name. Such a folder is replaced at once, with all
-    that is in it. Raises :class:`UserError`, and changes nothing, for a parcel that was damaged or holds other names.
+    ``below``: the names of the only files and folders that the parcel may hold. Such a folder is replaced as a whole.
+    Raises :class:`UserError`, and changes nothing, if the parcel was damaged or holds other names.
     """
     if digest(parcel.files) != parcel.digest:
         raise UserError("what came from another machine is not what it sent; run the same command again")
@@ -95,12 +95,12 @@ def unpack(parcel: Parcel, root: Path, below: Iterable[str]) -> None:
 
 
 def places(of: dict[str, tuple[str, ...]], task: Task) -> list[str]:
-    """Return the names of `READS` or `WRITES` for a task."""
+    """Return the names of files and folders that ``of``, `READS` or `WRITES`, has for ``task``."""
     return [name.format(key=task.key) for name in of[task.stage]]
 
 
 class About(NamedTuple):
-    """A node's description."""
+    """The description of a node."""
 
     name: str
     machine_class: str  # machines of one class give the same bits
@@ -108,7 +108,7 @@ class About(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """The end of a file that has grown: ``content`` belongs at byte ``start``, and nothing after it."""
+    """The new end of a file that has grown: the file has ``content`` from byte ``start`` to its end."""
 
     start: int
     content: bytes
@@ -122,7 +122,7 @@ class Growth(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A task that has ended: its exit status, its outputs if that is 0, and whether the node's disk was full."""
+    """An ended task: its name and exit status, its outputs if the status is 0, and whether the disk was full."""
 
     name: str
     status: int
@@ -131,18 +131,18 @@ class Ended(NamedTuple):
 
 
 class News(NamedTuple):
-    """What has happened on a node since the last time."""
+    """What has happened on a node since the last call of `Node.news`."""
 
     ended: list[Ended]
-    grown: dict[str, Growth]
-    kept: dict[str, Parcel]  # by task: new files that it would resume from
-    gone: list[str]  # such files that are no longer there
+    grown: dict[str, Growth]  # logs and rows of tasks, by path
+    kept: dict[str, Parcel]  # new checkpoint files, by name of the task
+    gone: list[str]  # paths of checkpoint files that were removed
 
 
 class Node:
-    """Runs tasks on this machine, up to ``slots`` at a time with ``threads`` each, or with so many of its ``gpus``.
+    """Runs tasks on its machine in a temporary folder, up to ``slots`` at a time; None: as many as `LocalPool` would.
 
-    ``cell_mb`` is that of `LocalPool`; ``keep_every`` the seconds between looks for a checkpoint.
+    ``threads``, ``gpus`` and ``cell_mb`` are those of `LocalPool`; ``keep_every``: seconds between checkpoints sent.
     """
 
     def __init__(
@@ -159,14 +159,14 @@ class Node:
         self._name, self._slots, self._keep_every = name, slots, keep_every
         self._pool = LocalPool(slots, threads, gpus, cell_mb)
         self._tasks: dict[str, Task] = {}  # given and not ended
-        self._over: dict[str, int] = {}  # exit statuses of tasks that have ended and were not told yet
-        self._sent: dict[Path, int] = {}  # bytes of a growing file that went home
-        self._seen: dict[str, dict[Path, tuple[int, int]]] = {}  # size and date of a task's files that went home
+        self._over: dict[str, int] = {}  # exit statuses of ended tasks that `news` has not returned yet
+        self._sent: dict[Path, int] = {}  # bytes of a growing file that were sent
+        self._seen: dict[str, dict[Path, tuple[int, int]]] = {}  # size and date of a task's files that were sent
         self._kept_at: dict[str, float] = {}
 
     def about(self) -> About:
-        """Return this node's description. Raises RuntimeError with the reason if altgrad cannot work here."""
-        # A process of the pool is asked: it loads the libraries, which the first tasks then need not wait for.
+        """Return this node's description. Raises RuntimeError with the reason if altgrad cannot work on the machine."""
+        # The process of a pool is asked: it loads the libraries, so that the first tasks need not wait for them.
         answer, theirs = self._pool.context.Pipe(duplex=False)
         asked = self._pool.context.Process(target=_tell_class, args=(theirs,))
         asked.start()
@@ -181,11 +181,11 @@ class Node:
         return About(self._name, said, self._slots or self._pool.jobs)
 
     def take(self, shared: Parcel) -> None:
-        """Put the files in place that every task reads."""
+        """Write the files that every task reads (`SHARED`)."""
         unpack(shared, Path(), SHARED)
 
     def run(self, task: Task, reads: Parcel, scratch: str | None) -> None:
-        """Start a task; ``reads``: the files that it reads, and those of ``scratch`` if it has begun elsewhere."""
+        """Start ``task``; ``reads`` has the files that it reads, and its folder ``scratch`` if it began elsewhere."""
         for place in WRITES[task.stage]:
             shutil.rmtree(place, ignore_errors=True)
         unpack(reads, Path(), [*places(READS, task), *([scratch] if scratch else [])])
@@ -206,7 +206,7 @@ class Node:
         for name, task in self._tasks.items():
             scratch = task.scratch
             rows = [path for path in sorted(scratch.iterdir()) if path.suffix in GROWING] if scratch else []
-            # Checkpoints first: rows go at least as far as they do, and are cut back to them.
+            # Checkpoints first: rows then reach at least as far, and a resumed cell cuts them back to its checkpoint.
             due = time.monotonic() - self._kept_at[name] >= self._keep_every
             if scratch and over.get(name) != 0 and (name in over or due):
                 self._kept_at[name] = time.monotonic()
@@ -236,7 +236,7 @@ class Node:
         return Growth(start, content)
 
     def _checkpoints(self, name: str, scratch: Path) -> tuple[Parcel, list[str]]:
-        """Return the new files that a task would resume from, and the names of those that are gone."""
+        """Return the new files in ``scratch`` that task ``name`` would resume from, and the paths of removed ones."""
         before, now = self._seen[name], {}
         for path in sorted(scratch.iterdir(), key=lambda path: path.suffix == ".json"):
             if path.is_file() and path.suffix not in GROWING and path.name != "lock" and not path.name.startswith("."):
@@ -246,7 +246,7 @@ class Node:
         return pack(Path(), new), [str(path) for path in before if path not in now]
 
     def _ended(self, task: Task, status: int) -> Ended:
-        """Return how a task has ended, with its outputs; remove all its files."""
+        """Return how ``task`` has ended, with its outputs if ``status`` is 0; remove its files."""
         wrote = pack(Path(), places(WRITES, task)) if status == 0 else None
         said = task.log.read_text(errors="replace")[-2000:] if status and task.log.exists() else ""
         if status == 0:
@@ -261,11 +261,11 @@ class Node:
 
 
 def _tell_class(answer: Connection) -> None:
-    """Send whether altgrad works here, and the class of this machine or what is wrong with it."""
+    """Send (True, class of this machine) to ``answer``, or (False, the reason) if altgrad does not work here."""
     try:
-        from altgrad.model.hardware import select_device  # which load torch
+        from altgrad.model.hardware import select_device  # both load torch
         from altgrad.training.machine import machine_class
 
         answer.send((True, machine_class(select_device("auto"))))
-    except Exception as error:  # noqa: BLE001 - whatever a machine lacks, it is not to be used, and to say why
+    except Exception as error:  # noqa: BLE001 - any error means that the machine cannot be used
         answer.send((False, f"{type(error).__name__}: {error}"))

@@ -1,7 +1,7 @@
-"""The executor of a cluster: a `Node` on each machine of it, carried by Ray Core.
+"""The executor of a cluster: a `Node` on each machine, called through Ray Core.
 
-Ray starts a process on each machine, takes calls and files there and back, and tells when a machine is lost. This file
-decides who gets which task, what is kept of it and what happens when a machine is lost.
+Ray starts a process on each machine, carries calls and files there and back, and reports lost machines. This file
+decides which machine gets which task, brings results and checkpoints home, and repeats the tasks of a lost machine.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from altgrad.execution.node import (
 )
 
 LOOK_EVERY = 5.0  # seconds between looks for new machines
-ASK_EVERY = 0.2  # seconds between calls to a machine, at least ...
-CALLS = 200  # ... and so many calls a second to all of them, at most
-ANSWERED_WITHIN = 120.0  # seconds that an answer which is there may take to arrive
-CONNECTED_WITHIN = 10.0  # seconds that the head of a cluster may take to accept a connection
-ATTEMPTS = 3  # of a task whose machine or process was lost
-LOST = -9  # the status of a task that was lost as often as it was tried
-CODE = ("altgrad", "stages")  # what is shipped: the package, and what runs a stage
-PASSED_ON = ("ALTGRAD_CPU_BF16",)  # variables of this process that decide a cell's bits
+ASK_EVERY = 0.2  # least seconds between calls to a machine
+CALLS = 200  # most calls a second to all machines together
+ANSWERED_WITHIN = 120.0  # seconds in which an answer that is ready must arrive
+CONNECTED_WITHIN = 10.0  # seconds in which the head of a cluster must accept a connection
+ATTEMPTS = 3  # runs of a task whose machine or process is lost each time
+LOST = -9  # the exit status of a task that was lost `ATTEMPTS` times
+CODE = ("altgrad", "stages")  # folders that are sent to each machine
+PASSED_ON = ("ALTGRAD_CPU_BF16",)  # environment variables that affect a cell's bits
 
 
 @dataclass
@@ -59,10 +59,10 @@ class _Machine:
 
     actor: Any
     about: About | None = None
-    tasks: dict[str, Task] = field(default_factory=dict)  # given and not ended
-    answer: Any = None  # Ray's handle of the answer to a call under way
+    tasks: dict[str, Task] = field(default_factory=dict)  # tasks given to it that have not ended, by name
+    answer: Any = None  # Ray's handle of the answer to the present call
     asked: float = 0.0
-    used: bool = True  # False for one whose disk is full
+    used: bool = True  # False if its disk is full
 
     @property
     def known(self) -> About:
@@ -77,10 +77,10 @@ class _Machine:
 class RayCluster:
     """The executor of a Ray cluster. Each machine runs as many tasks at a time as its CPUs or GPUs serve.
 
-    ``threads``, ``gpus`` and ``cell_mb``: what each task takes, as for `LocalPool`. The cluster is that of
-    ``RAY_ADDRESS``, or of `ray start` on this machine, or one of this machine alone that is started here. Machines may
-    join and leave while tasks run: a task whose machine is lost goes on from its last checkpoint elsewhere. All tasks
-    of a seed run on one class of machine, since cells are compared seed by seed and other machines may give other bits.
+    ``threads``, ``gpus`` and ``cell_mb`` are those of each task, as for `LocalPool`. ``RAY_ADDRESS`` names the cluster.
+    Without it, the cluster is that of `ray start` on this machine, or a new one of this machine alone. Machines may
+    join and leave: a task whose machine is lost continues elsewhere from its last checkpoint. All tasks of a seed run
+    on one class of machine, since cells are compared seed by seed and another class may give other bits.
     Raises :class:`UserError` if Ray is not installed or nothing answers at its address.
     """
 
@@ -98,17 +98,17 @@ class RayCluster:
         self._outcomes: list[Outcome] = []
         self._looked = -LOOK_EVERY
         self._cancelled: int | None = None
-        self._stopped: set[str] = set()  # tasks that alone were told to stop
+        self._stopped: set[str] = set()  # names of tasks that were stopped by `cancel` with ``only``
         self._shared: Any = None
         self._ray: ModuleType | None = None
 
     def submit(self, tasks: Sequence[Task]) -> None:
-        """Queue ``tasks``: diagnoses first, which are short and wanted soon, then long cells before short ones."""
+        """Queue ``tasks``: first diagnoses, which are short and wanted soon, then long cells before short ones."""
         self._cancelled = None
         self._waiting = sorted([*self._waiting, *tasks], key=lambda task: (task.stage != "diagnose", -task.size))
 
     def poll(self) -> Status:
-        """Take the answers of the machines, give idle ones tasks, and ask all of them again."""
+        """Collect the answers of the machines, give tasks to machines with room, and ask each for its news."""
         if self._ray is None and self._waiting:
             self._ray = _connected()
         if self._ray is not None:
@@ -175,7 +175,7 @@ class RayCluster:
 
     def _take_in(self, machine: _Machine, news: News) -> None:
         for name, parcel in news.kept.items():
-            if name in machine.tasks:  # file by file, beside those that are there, in one folder of the cell
+            if name in machine.tasks:  # only files of one scratch folder of the cell; files that are there stay
                 one_folder = len({file.rpartition("/")[0] for file in parcel.files}) < 2
                 start = f"scratch/{machine.tasks[name].key}-"
                 unpack(parcel, Path(), [file for file in parcel.files if one_folder and file.startswith(start)])
@@ -204,7 +204,7 @@ class RayCluster:
             self._outcomes.append(Outcome(task, ended.status))
 
     def _again(self, task: Task, status: int) -> None:
-        """Put a lost task first in the queue; one that was lost too often has ended."""
+        """Put a lost task first in the queue; after `ATTEMPTS` losses or an interrupt, end it with ``status``."""
         self._lost[task.name] += 1
         if self._cancelled is not None or self._lost[task.name] >= ATTEMPTS:
             self._outcomes.append(Outcome(task, status))
@@ -213,13 +213,13 @@ class RayCluster:
 
     def _lose(self, ray: ModuleType, name: str, why: str) -> None:
         machine = self._machines.pop(name)
-        ray.kill(machine.actor)  # so that what it may still be at does not go on unseen
+        ray.kill(machine.actor)  # so that it does not go on unseen if it still runs
         _say(f"{machine.name} {why}")
         for task in machine.tasks.values():
             self._again(task, LOST if self._cancelled is None else 128 + self._cancelled)
 
     def _give(self) -> None:
-        """Give tasks to machines that have room, each to the class of machine that its seed has."""
+        """Give each task to a machine with room, of the class of its seed; fail all tasks if every disk is full."""
         if self._machines and all(machine.about and not machine.used for machine in self._machines.values()):
             sentence = "the disk of every machine is full; free some space and run the same command again\n"
             for task in self._waiting:
@@ -248,7 +248,7 @@ class RayCluster:
         self._waiting = waiting
 
     def _class(self, task: Task, ready: list[_Machine]) -> str:
-        """Return the class of machine that the task's seed runs on, the emptiest if it has none yet."""
+        """Return the class of machine for the task's seed; if it has none, the class with the fewest seeds per slot."""
         if self._class_of is None:
             self._class_of = _classes_before()
         if task.key not in self._seeds:
@@ -272,13 +272,13 @@ class RayCluster:
 
 
 def _seed(key: str) -> int:
-    """Return a cell's seed, 0 for one that is not planned."""
+    """Return the seed of the cell ``key``; 0 if the grid has no such cell."""
     cell = Path(f"data/grid/{key}.json")
     return read_json(cell).get("seed", 0) if cell.exists() else 0
 
 
 def _classes_before() -> dict[int, str]:
-    """Return the class of machine that cells of each seed were trained on before, by seed."""
+    """Return the class of machine on which cells of a seed were trained before, by seed."""
     classes: dict[int, str] = {}
     for timing in sorted(Path("data/runs").glob("*/timing.json")):
         with suppress(KeyError, UserError):
@@ -295,7 +295,7 @@ def _is_in_scratch(path: str) -> bool:
 
 
 def _require_ray() -> None:
-    """Raise :class:`UserError` if no connection can succeed; Ray itself would try for minutes."""
+    """Raise :class:`UserError` if Ray is missing or no cluster answers; Ray itself would try for minutes."""
     if find_spec("ray") is None:
         raise UserError("ENGINE=ray needs Ray: pip install 'altgrad[ray]'")
     address = os.environ.get("RAY_ADDRESS", "")
@@ -311,7 +311,7 @@ def _require_ray() -> None:
 
 
 def _connected() -> ModuleType:
-    """Return Ray, connected to the cluster. Raises :class:`UserError` if there is none."""
+    """Return the module ``ray``, connected to the cluster. Raises :class:`UserError` if no cluster answers."""
     import ray
 
     if not ray.is_initialized():
@@ -328,7 +328,7 @@ def _connected() -> ModuleType:
 
 
 def _code() -> Path:
-    """Return a folder with the project's code alone, which Ray ships to each machine once."""
+    """Return a temporary folder with the project's code alone, which Ray sends to each machine once."""
     folder = Path(tempfile.mkdtemp(prefix="altgrad-code-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     package = Path(__file__).parents[1]

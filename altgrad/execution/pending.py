@@ -1,7 +1,7 @@
-"""The stages that have to run, those that `dvc repro` would run, and the hand-over of finished ones to DVC.
+"""Find the stages that `dvc repro` would run, and hand the outputs of finished tasks to DVC.
 
-Every hand-over reads and writes the whole of dvc.lock and takes longer the more cells there are, so many tasks are
-handed over at a time. An estimate looks at what has to run in a copy of the project.
+A hand-over reads and writes all of dvc.lock and takes longer with more cells, so many tasks are handed over at a time.
+An estimate looks for stages that have to run in a copy of the project.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from altgrad.execution import dvc_api
 from altgrad.execution.executor import Task
 
 BEFORE_CELLS = ("tokenize", "grid", "code")
-# Between two hand-overs: seconds at least, and a multiple of the seconds that the last one took. Cells train on the
-# same cores: at five times as long, the hand-overs of 240 cells took a fifth of one core from two.
+# Between two hand-overs pass at least so many seconds, and so many times as long as the last one took. Cells train on
+# the same cores: at five times as long, the hand-overs of 240 cells took a fifth of one core from two.
 EVERY, TIMES_AS_LONG = 20, 15
 COPIED = (".dvc", "altgrad", "stages", "reports")
 LINKED = ("data", ".dvc/cache")  # folders whose files are replaced and removed, and never written in place
 
 
 def first_tasks() -> tuple[list[Task], list[str]]:
-    """Return the tasks of cells that `dvc repro` would run first, and the stages without cells that it would run.
+    """Run the changed stages that come before the cells; return the tasks of cells that `dvc repro` would run first.
 
-    The stages that come before the cells are run now, as far as they have changed.
+    The second value has the names of the changed stages without cells, such as ``report``.
     """
     with dvc_api.locked_project() as project:
         project.forget_others()
         for stage in project.others():
-            if not stage.is_there():  # DVC would take it from the cache as it is
+            if not stage.is_there():  # DVC would restore it from the cache without a check
                 stage.drop_damaged()
         rest = _changed(project)
         if not set(BEFORE_CELLS) & set(rest):
             return pending(project), rest
-    if "tokenize" in rest:  # on a core that tokenizing leaves idle, build the loops in C++ that training takes
+    if "tokenize" in rest:  # build the C++ loops for training on a core that tokenizing leaves idle
         quiet = subprocess.DEVNULL
         subprocess.Popen([sys.executable, "-m", "stages.loops"], stdin=quiet, stdout=quiet, stderr=quiet)
     dvc_api.reproduce(list(BEFORE_CELLS))
@@ -52,7 +52,7 @@ def first_tasks() -> tuple[list[Task], list[str]]:
 
 
 def rest() -> list[str]:
-    """Return the stages without cells that `dvc repro` would run."""
+    """Return the names of the stages without cells that `dvc repro` would run."""
     with dvc_api.locked_project() as project:
         return _changed(project)
 
@@ -62,10 +62,10 @@ def _changed(project: dvc_api.DvcProject) -> list[str]:
 
 
 def pending(project: dvc_api.DvcProject, trained: Collection[str] | None = None) -> list[Task]:
-    """Return the tasks of cells that `dvc repro` would run next; take results from the run cache that it would take.
+    """Return the tasks that `dvc repro` would run next: cells to train, and trained cells to diagnose.
 
-    These are cells to train, and trained cells to diagnose. ``trained``: return the diagnoses of these cells alone. The
-    outputs of stages that have to run are removed, as DVC does before it runs a stage.
+    ``trained``: keys of cells; if given, only their diagnoses are returned. Results in DVC's run cache are restored, as
+    `dvc repro` would. The outputs of the returned tasks are removed, as DVC does before it runs a stage.
     """
     tasks: list[Task] = []
     restored = []
@@ -81,16 +81,16 @@ def pending(project: dvc_api.DvcProject, trained: Collection[str] | None = None)
                 restored.append(cell)
             else:
                 size = read_json(Path(f"data/grid/{cell.key}.json"))["train"]["steps"] if stage == "train" else 1
-                # Hashed now and not before: new hashes of its dependencies would make its old outputs look new.
+                # Not hashed earlier: with new hashes of its dependencies DVC would take the old outputs for new ones.
                 tasks.append(Task(stage, cell.key, cell.hash_dependencies(), size))
     project.write_lock_file(restored)
     return tasks
 
 
 class HandOver:
-    """Finished tasks on their way to DVC; ``failures`` says what DVC did not take, and why, by name.
+    """Hands finished tasks to DVC; ``failures`` has the reasons why DVC refused some, by name of the task.
 
-    A hand-over goes on in a thread of its own: a process that has ended its task waits for the next one.
+    A hand-over runs in its own thread, so that idle processes meanwhile get their next task.
     """
 
     def __init__(self) -> None:
@@ -98,15 +98,15 @@ class HandOver:
         self._waiting: list[Task] = []
         self._thread = ThreadPoolExecutor(1)
         self._under_way: Future[tuple[dict[str, str], list[Task]]] | None = None
-        self._ended, self._took = time.monotonic(), 0.0  # of the last one
+        self._ended, self._took = time.monotonic(), 0.0  # time and seconds of the last one
 
     def add(self, task: Task) -> None:
         self._waiting.append(task)
 
     def when_due(self, *, last: bool) -> list[Task]:
-        """Begin a hand-over if it is time to; return the tasks that follow from one that has ended.
+        """Begin a hand-over if one is due; return the diagnoses to run for cells whose hand-over has ended.
 
-        ``last``: nothing else runs, so hand over now all that waits, and wait for it.
+        ``last``: no task runs any more, so hand over all waiting tasks at once, and wait for the end.
         """
         following = self._collected(wait=last)
         late = time.monotonic() - self._ended > max(EVERY, TIMES_AS_LONG * self._took)
@@ -132,9 +132,9 @@ class HandOver:
 
 
 def hand_to_dvc(tasks: Sequence[Task]) -> tuple[dict[str, str], list[Task]]:
-    """Put the outputs of finished tasks into DVC's cache and lock file.
+    """Put the outputs of finished tasks into DVC's cache and dvc.lock.
 
-    Returns why DVC did not take some of them, by name, and the diagnoses that have to run of what was trained.
+    Returns the reasons why DVC refused some tasks, by name, and the diagnoses to run for the trained cells.
     """
     planned, failures, saved = {task.name: task.deps for task in tasks}, {}, []
     with dvc_api.locked_project() as project:
@@ -156,10 +156,10 @@ def hand_to_dvc(tasks: Sequence[Task]) -> tuple[dict[str, str], list[Task]]:
 
 @contextmanager
 def copied_project() -> Iterator[None]:
-    """Work in a copy of the working directory's project, which is removed in the end.
+    """Work in a copy of the working directory's project, which is removed at the end.
 
-    Large files are hard links in the copy, or copies where the file system has none. Compiled code and logs go where
-    the project itself has them, and outlive the copy.
+    Large files are hard links, or copies if the file system has none. Compiled code and logs go to the project's own
+    folder ``scratch``, and stay.
     """
     root = Path.cwd()
     scratch = root / "scratch"
@@ -186,7 +186,7 @@ def copied_project() -> Iterator[None]:
 
 
 def _link(source: str, target: str) -> None:
-    """Give a file a second name, or copy it; skip a temporary file that another command has removed meanwhile."""
+    """Hard-link ``source`` to ``target``, or copy it; skip a file that another command has removed meanwhile."""
     with suppress(FileNotFoundError):
         try:
             os.link(os.path.realpath(source), target)

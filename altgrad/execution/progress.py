@@ -1,6 +1,6 @@
-"""What people and trackers see of tasks while they run: a bar, a line for each trained cell, why one failed.
+"""Show how far tasks are: a progress bar, a line for each trained cell, the reason of a failure; and start trackers.
 
-Where the output goes to a file there is no bar to redraw, but a line every half minute.
+If the output goes to a file, a line every half minute replaces the bar.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from altgrad.config.schema import Train
 from altgrad.config.tasks import Compared
 from altgrad.execution.executor import BEGAN, HISTORY_FILE, LOGS, Outcome, Task
 
-SHOWN_EVERY = {True: 0.5, False: 30}  # seconds, by whether someone watches or the output is a file
+SHOWN_EVERY = {True: 0.5, False: 30}  # seconds, for a terminal (True) or a file
 COMPILING = "compiling {}, a minute or so, once: the first run takes longer"
 TRACK = [sys.executable, "-m", "altgrad.watch.track"]
 TRACK_LOG = LOGS / "tracking.log"
-PATIENCE = 60  # seconds that trackers have to send the last rows
+PATIENCE = 60  # seconds in which trackers must send the last rows
 
 
 class Progress:
-    """The bar of all tasks: of steps if cells train, else of cells that are diagnosed."""
+    """The progress bar of all tasks. It counts optimizer steps if cells train, else diagnosed cells."""
 
     def __init__(self) -> None:
         self._watched = sys.stderr.isatty()
@@ -46,7 +46,7 @@ class Progress:
         self._shown = 0.0
 
     def add(self, tasks: Sequence[Task]) -> None:
-        """Count tasks that are to be run; the first time, say what is compiled for them."""
+        """Add ``tasks`` to the total; the first time, print what has to be compiled for them."""
         if not self._count and (missing := not_compiled([task.key for task in tasks if task.stage == "train"])):
             self._bar.write(COMPILING.format(" and ".join(missing)))
         self._count.update(task.stage for task in tasks)
@@ -55,7 +55,7 @@ class Progress:
         self._total += sum(task.size for task in tasks if task.stage == self._unit)
 
     def ended(self, outcome: Outcome) -> None:
-        """Count a task that has ended; print the result of a cell that has trained."""
+        """Count an ended task; print the result of a trained cell."""
         task = outcome.task
         self._ended[task.stage] += 1
         self._done += task.size * (task.stage == self._unit)
@@ -63,13 +63,13 @@ class Progress:
             self._bar.write(result_line(task.key))
 
     def drop(self, task: Task) -> None:
-        """Take the steps out of the bar that a task which was given up will not do."""
+        """Remove from the total the steps that ``task``, which was given up, will not do."""
         done = steps_done(task)
         self._done += done - task.size * (task.stage == self._unit)
         self._total -= task.size - done
 
     def show(self, running: Sequence[Task], *, last: bool = False) -> None:
-        """Redraw the bar, or print a line, if it is time to."""
+        """Redraw the bar or print a line if `SHOWN_EVERY` has passed, or if this is the ``last`` time."""
         if not last and time.monotonic() - self._shown <= SHOWN_EVERY[self._watched]:
             return
         self._shown = time.monotonic()
@@ -88,9 +88,9 @@ class Progress:
 
 
 def steps_done(task: Task) -> int:
-    """Return the last step that a cell which trains has logged since tasks began to be run; 0 without one."""
+    """Return the last step that a training cell has logged since the present tasks began; 0 if none."""
     folder = task.scratch
-    with suppress(OSError, ValueError):  # no row yet, or nothing in place of the folder
+    with suppress(OSError, ValueError):  # no row yet, or the folder is gone
         if folder and (log := folder / HISTORY_FILE).stat().st_mtime >= BEGAN.stat().st_mtime:
             complete = log.read_bytes().rpartition(b"\n")[0]
             return json.loads(complete.rpartition(b"\n")[2])[0]
@@ -98,7 +98,7 @@ def steps_done(task: Task) -> int:
 
 
 def not_compiled(keys: Sequence[str]) -> list[str]:
-    """Return what training these cells takes and was never compiled here; `altgrad.training.machine` has the place."""
+    """Return what was never compiled here and training these cells needs: the C++ loops, the model, both or neither."""
     cache = Path(os.environ.get("ALTGRAD_COMPILE_CACHE") or "scratch/compiled")
     cells = [path for key in keys if (path := Path("data/grid") / f"{key}.json").exists()]
     compiles = any(Train(**read_json(path)["train"]).compiles for path in cells)
@@ -107,7 +107,7 @@ def not_compiled(keys: Sequence[str]) -> list[str]:
 
 
 def result_line(key: str) -> str:
-    """Return the result of a cell as a line: its loss, and the difference to the grid's baseline."""
+    """Return a line with the result of a cell: its loss, and Δ loss to the grid's baseline if that is known."""
     metrics = _metrics(key)
     if metrics is None:
         return f"{key}: no metrics"
@@ -131,7 +131,7 @@ def _metrics(key: str) -> dict[str, Any] | None:
 
 
 def why_it_failed(outcome: Outcome) -> str:
-    """Return the last line of the task's log, which names the mistake, or the signal that its process died of."""
+    """Return the last line of the task's log, which names the error, or the signal that ended its process."""
     if outcome.status < 0:
         name = signal.Signals(-outcome.status).name
         return f"its process was ended by {name}" + (", for want of memory perhaps" if name == "SIGKILL" else "")
@@ -142,9 +142,10 @@ def why_it_failed(outcome: Outcome) -> str:
 
 @contextmanager
 def tracked(trackers: Sequence[str]) -> Iterator[None]:
-    """Have ``trackers`` follow the cells from a process beside them, so that none waits for a network.
+    """Run ``trackers`` in a process beside the cells, so that no cell waits for a network; nothing if there are none.
 
-    Raises :class:`UserError` if one is not installed. One that fails later is named at the end, and stops nothing.
+    Raises :class:`UserError` if one is not installed. A tracker that fails later stops no cell; a notice at the end
+    names the log.
     """
     if not trackers:
         yield
@@ -154,7 +155,7 @@ def tracked(trackers: Sequence[str]) -> Iterator[None]:
         raise UserError(checked.stderr.strip().removeprefix("error: "))
     LOGS.mkdir(parents=True, exist_ok=True)
     with open(TRACK_LOG, "wb") as log:
-        # In a session of its own: an interrupt from the keyboard is for the cells, and it tells of their end.
+        # In its own session: an interrupt from the keyboard stops the cells, whose end it must still report.
         process = subprocess.Popen(
             [*TRACK, "--until-closed"], stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
         )

@@ -1,7 +1,7 @@
-"""Settings such as ``grid.seeds=[0,1,2]``, written into params.yaml: checked, and all or none of them.
+"""Write settings such as ``grid.seeds=[0,1,2]`` into params.yaml after a check: all of them, or none.
 
-They have Hydra's grammar and ruamel.yaml writes the file, both as for `dvc exp run -S`: comments stay, and in a file
-that DVC wrote no other line changes. A run that others start from is copied to data/weights, where no run is written.
+The settings have Hydra's grammar and ruamel.yaml writes the file, both as for `dvc exp run -S`. Comments stay, and no
+other line of a file that DVC wrote changes. A run to ``start`` from is copied to data/weights, where no run is written.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ SETTING = "start="
 
 
 def change_params(path: Path, settings: list[str]) -> None:
-    """Write settings such as ``grid.seeds=[0,1,2]`` into ``path``, a params.yaml; a text may hold several.
+    """Write settings into the params.yaml ``path``; a text may hold several, such as ``model=micro grid.seeds=[0,1]``.
 
-    ``name=value`` replaces what is there, ``+name=value`` adds, ``++name=value`` does either. Raises :class:`UserError`
-    for a setting that is not in Hydra's grammar or names nothing, and for whatever stage `grid` would refuse in the
-    changed file. The file is then the same to the byte.
+    ``name=value`` replaces a value, ``+name=value`` adds one, ``++name=value`` does either. Raises :class:`UserError`,
+    and changes no byte, if a setting is not in Hydra's grammar, names nothing, or leads to a file that `grid` refuses.
     """
     given = [setting for text in settings for setting in BETWEEN.split(text.strip()) if setting]
     if not given:
@@ -71,14 +70,14 @@ def change_params(path: Path, settings: list[str]) -> None:
 
 
 def _unshared(content: Any) -> Any:
-    """Return ``content`` with each of its parts once, though an anchor may name several."""
+    """Return a copy of ``content`` in which no two places share an object, as YAML's anchors make them do."""
     if isinstance(content, dict):
         return {name: _unshared(value) for name, value in content.items()}
     return [_unshared(value) for value in content] if isinstance(content, list) else content
 
 
 def _check(path: Path, name: Path) -> None:
-    """Raise :class:`UserError` for what stage `grid` would refuse; a process of its own loads what that takes."""
+    """Raise :class:`UserError`, which calls the file ``name``, if stage `grid` in a new process refuses ``path``."""
     command = [sys.executable, "-m", "stages.grid", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -97,7 +96,7 @@ def _parsed(setting: str) -> Override:
 
 
 def _section(content: Any, above: list[str], override: Override) -> Any:
-    """Return the section of ``content`` that the names ``above`` lead to, and add it if ``override`` may."""
+    """Return the section of ``content`` below the names ``above``; add it if ``override`` has a ``+``."""
     for depth, part in enumerate(above):
         if part not in content:
             _require_added(override, content, part, ".".join(above[:depth]))
@@ -116,10 +115,11 @@ def _require_added(override: Override, section: dict[str, Any], part: str, where
 
 
 def keep_start(setting: str, params: dict[str, object]) -> str:
-    """Return ``setting`` with a copy in place of a run in data/runs: ``start=data/runs/KEY``.
+    """Copy the run of ``start=data/runs/KEY`` to data/weights; return the setting with the path of the copy.
 
-    The copy has the sizes that the run was resolved with. A run that was itself trained from what ``params`` start from
-    is not copied, so that the same command may be given again. Raises :class:`UserError` for an unfinished run.
+    Any other setting is returned as it is. The copy's config.json has the model sizes of the run. If the run itself
+    started from the ``start`` of ``params``, that ``start`` is returned without a copy: the same command may be given
+    again. Raises :class:`UserError` for an unfinished run.
     """
     folder = Path(setting.removeprefix(SETTING))
     if not setting.startswith(SETTING) or folder.parent != RUNS:

@@ -1,1 +1,1 @@
-"""What cells do while they train, for people and for trackers: read off the files that training writes."""
+"""Follow cells while they train, for people and for trackers, by reading the files that training writes."""

@@ -1,9 +1,9 @@
 """Serve a page that follows the runs while they train: losses, the comparison so far, time left.
 
-The server is for this machine alone. It answers four addresses and looks up no file by name: the page, its script, its
-style, and the events. It listens on the loopback interface, which keeps other machines out, and checks the ``Host``
-header, since a page from elsewhere can point its own name at this address (DNS rebinding). The page may load nothing
-from anywhere else.
+The server is for this machine alone. It answers four addresses (the page, its script, its style and the events) and
+opens no file that a request names. It listens on the loopback interface, which keeps other machines out. It checks the
+``Host`` header, since a foreign page can point its own name at this address (DNS rebinding). The page may load nothing
+from elsewhere.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ HEADERS = {
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the page about ``events`` on ``port`` of the loopback interface, on a free port if that is 0."""
+    """Serves the page about ``events`` on ``port`` of the loopback interface; port 0 means any free port."""
 
     daemon_threads = True
 
@@ -94,7 +94,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: a line a second would hide the other output of the terminal."""
+        """Print nothing: a line a second would hide the other output of the terminal."""
 
 
 @cache
@@ -110,7 +110,7 @@ def main(arguments: list[str]) -> None:
     if not 0 <= options.port <= 65_535:
         raise UserError(f"--port: expected 0 to 65535, got {options.port}")
     try:
-        price = load_params().budget.price if Path("params.yaml").exists() else 0.0  # else runs of other programs
+        price = load_params().budget.price if Path("params.yaml").exists() else 0.0  # else other programs train
         server = Server(Events(Path(), price), options.port)
     except OSError as error:
         if error.errno not in (errno.EADDRINUSE, errno.EACCES):
@@ -118,7 +118,7 @@ def main(arguments: list[str]) -> None:
         why = "is in use" if error.errno == errno.EADDRINUSE else "needs privileges"
         raise UserError(f"--port: {options.port} {why}; another, or 0 for a free one, will do") from None
     print(f"The page: {server.url} (for this machine alone; Ctrl-C ends it, and no cell)", flush=True)
-    # Also where the shell has it ignore Ctrl-C, as one in the background.
+    # The handler makes Ctrl-C work even if the shell ignores it, as it does for a command in the background.
     with suppress(KeyboardInterrupt), handled(signal.default_int_handler), server:
         server.serve_forever()
 

@@ -1,15 +1,15 @@
-"""The events that the page reads: a list that only grows, so that a reader asks for those after the last it has.
+"""The events that the page reads: a list that only grows. A page asks for the events after its last one.
 
 An event is a JSON array: its kind, then its values.
 
-- ``["grid", {...}]``: the cells and the settings that they share; the first event, once: another grid is another list.
-- ``["rows", cell, again, [[step, train_loss, value, grad_norm], ...]]``: logged steps of the cell with that number,
-  where ``value`` is the validation loss, or the metric that the task compares, of validation data;
-  ``again`` is 1 if its earlier rows no longer hold.
-- ``["cell", cell, {...}]``: state, step, outcome, losses and flags of a cell, and the recipes that it changed to.
+- ``["grid", {...}]``: the cells and their common settings; always the first event. Another grid begins another list.
+- ``["rows", cell, again, [[step, train_loss, value, grad_norm], ...]]``: logged steps. ``cell`` is
+  the cell's number in the grid, and ``value`` the validation loss, or the task's metric on validation data.
+  ``again`` is 1 if the cell's earlier rows no longer hold.
+- ``["cell", cell, {...}]``: state, step, outcome, final loss and flags of a cell, and the recipes that it changed to.
 - ``["standing", [...]]``: the comparison so far, as :func:`standing` returns it.
 
-An answer also has the pace of the study, the time that is left, and what that costs.
+An answer also has the pace of the study, the time that is left, and the price of an hour.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from altgrad.watch.project import FAILED, PAUSED, TRAINS, Change, HistoryRow, Pr
 WINDOW = 120  # seconds over which the pace is measured
 COMPLETED = "completed"
 EVERY = 1.0  # seconds between two looks at the files, however many pages ask
-POINTS = 100  # about so many of a cell's curve: other rows are left out, but no evaluated one
-AT_ONCE = 60_000  # bytes of events in an answer, about; a page asks once a second
+POINTS = 100  # rows of a cell that are sent besides those with a validation loss, about
+AT_ONCE = 60_000  # approximate bytes of events in an answer; a page asks once a second
 
 
 class Pace:
-    """Steps per second over all cells, and the time that the other steps will take.
+    """Measures the steps per second of all cells, and predicts the time that the remaining steps take.
 
-    ``began``: the file that exists while cells are run, made when they began.
+    ``began``: the file that exists while cells run, made when the first began.
     """
 
     def __init__(self, began: Path) -> None:
@@ -63,7 +63,7 @@ class Pace:
             self._looks.popleft()
 
     def summary(self) -> dict[str, float | None]:
-        """Return ``steps_per_s`` over the last two minutes, ``seconds_left`` and ``elapsed``, ``None`` if unknown."""
+        """Return ``steps_per_s`` over two minutes, ``seconds_left`` and ``elapsed`` (s); each ``None`` if unknown."""
         (began, first), (ended, last) = self._looks[0], self._looks[-1]
         rate = (last - first) / (ended - began) if ended > began else 0.0
         goes = self._goes and rate > 0
@@ -74,14 +74,14 @@ class Pace:
 
 
 def standing(cells: Iterable[Seen], baseline: str, compared: Compared) -> list[dict[str, Any]]:
-    """Return a row for each grid entry and optimizer with a completed cell, in grid order.
+    """Return a row for each format (or recipe) and optimizer of the grid with a completed cell, in grid order.
 
-    ``loss`` is the mean of the ``compared`` metric, such as the final validation loss, over ``seeds`` of ``planned``
-    that completed, at the best learning rate (``lr_scale``). ``difference`` is the report's difference to the
-    baseline: the mean over seeds that both completed, each at its own best rate, with the ends ``low`` and ``high`` of
-    its 95 % interval. These three are ``None`` for the baseline, and until there are values.
+    ``loss`` is the mean of the ``compared`` metric, such as the final validation loss, at the best learning rate
+    ``lr_scale``. The mean is over the completed seeds, ``seeds`` of ``planned``. ``difference`` is the report's Δ loss
+    to the format ``baseline``: the mean over seeds that both completed, each at its own best rate. ``low`` and ``high``
+    are the ends of its 95 % interval. All three are ``None`` for the baseline, and while no value exists.
     """
-    from altgrad.reporting.statistics import (  # loads pandas, which is not needed before a cell is there
+    from altgrad.reporting.statistics import (  # loads pandas, which is not needed before a cell has completed
         PairedLosses,
         Run,
     )
@@ -128,7 +128,7 @@ def _or_none(value: float) -> float | None:
 
 
 class Events:
-    """The events of a project, for any number of readers; ``price`` is that of an hour of this machine."""
+    """The events of the project in ``root``, for any number of pages; ``price`` is per hour of this machine."""
 
     def __init__(self, root: Path, price: float = 0.0) -> None:
         self._project, self._price, self._began = Project(root), price, root / BEGAN
@@ -137,10 +137,11 @@ class Events:
         self._looked = -math.inf
 
     def after(self, list_id: str, count: int) -> dict[str, Any]:
-        """Return the events after the first ``count`` of the list called ``list_id``, and the ``pace``.
+        """Return the answer to a page that has the first ``count`` events of the list ``list_id``.
 
-        ``list`` is the list's name now; if it is another one, the events are all from the beginning. ``next`` is the
-        ``count`` for the next question, and ``more`` says whether there are more events already.
+        ``events`` has the events after those, and ``list`` the ID of the present list. If that is not ``list_id``, the
+        events start from the beginning. ``next`` is the ``count`` for the next call, ``more`` says whether further
+        events exist already, and ``pace`` has the `Pace.summary` and the price.
         Raises :class:`altgrad.config.UserError` if there is no grid.
         """
         with self._lock:
@@ -162,7 +163,7 @@ class Events:
         self._events: list[bytes] = []
         self._id = secrets.token_hex(8)
         self._numbers: dict[str, int] = {}
-        self._sent: dict[str, int] = {}  # the last step of a cell that a row was sent of
+        self._sent: dict[str, int] = {}  # the last step sent, by key of the cell
         self._standing: list[dict[str, Any]] = []
         self._pace = Pace(self._began)
 
@@ -190,7 +191,7 @@ class Events:
         self._events.append(json.dumps(event, allow_nan=False, separators=(",", ":")).encode())
 
     def _thinned(self, change: Change) -> list[list[Any]]:
-        """Return the rows that the page draws: all evaluated ones, and about `POINTS` of the others."""
+        """Return the rows of ``change`` to draw: all with a validation loss, and others up to about `POINTS` a cell."""
         key, apart = change.cell.key, change.cell.steps / POINTS
         last = -math.inf if change.again else self._sent.get(key, -math.inf)
         found = []
@@ -236,5 +237,5 @@ def _point(row: HistoryRow, value: str) -> list[Any]:
 
 
 def _short(value: float | None) -> float | None:
-    """Return ``value`` to five digits, which is more than a curve shows; None if it is not finite."""
+    """Return ``value`` rounded to five digits, more than a curve shows; None if it is not finite."""
     return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")

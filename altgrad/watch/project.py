@@ -1,8 +1,8 @@
-"""The cells of a project as their files show them: which there are, how far each is, and its results.
+"""The cells of a project as their files show them: the state, the progress and the results of each.
 
-Nothing is written. A look reads the new parts of every cell's files: rows of ``history.jsonl`` while it trains,
-``history.csv`` and ``metrics.json`` when it has trained, the flags when it is diagnosed. So training does not depend on
-watchers, and a watcher that begins late, or begins again, sees what one from the beginning has seen.
+Nothing is written. A look reads the new parts of each cell's files: ``history.jsonl`` while the cell trains,
+``history.csv`` and ``metrics.json`` after training, and the flags after diagnosis. So training does not
+depend on watchers, and a watcher that begins late sees the same as one from the beginning.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from altgrad.config.tasks import HISTORY, ON_VALIDATION, Compared
 from altgrad.execution.executor import HISTORY_FILE, Task
 
 AT_ONCE = 1 << 20  # bytes that one look reads at most; the next look goes on
-COLUMNS = (*HISTORY, *ON_VALIDATION.values())  # the last of them of a classifier alone
+COLUMNS = (*HISTORY, *ON_VALIDATION.values())  # a classifier alone has the last of them
 WAITS, TRAINS, PAUSED, FAILED, TRAINED, DIAGNOSED = "waits", "trains", "paused", "failed", "trained", "diagnosed"
-SILENT = 120  # seconds without a row or a word in its log after which a cell counts as paused
+SILENT = 120  # seconds without a new row or output after which a cell counts as paused
 
 
 class Lines:
-    """The complete lines of ``path`` that have not been read yet.
+    """Reads the complete lines of ``path`` that have not been read yet.
 
-    A resumed run puts a new file in the place of the old one. Then ``restarted`` is true after the next look, whose
-    lines are those of the new file from the beginning, and earlier lines no longer hold.
+    A resumed run replaces the file. The next call of `new` then sets ``restarted`` and returns the lines of the new
+    file from its beginning; earlier lines no longer hold.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +41,7 @@ class Lines:
         self._inode: int | None = None
 
     def new(self) -> list[bytes]:
-        """Return the lines that were completed since the last look, without their ends; none if there is no file."""
+        """Return the lines completed since the last call, without line ends; none if there is no file."""
         self.restarted = False
         try:
             file = open(self.path, "rb")  # noqa: SIM115 - closed below; here only its absence is expected
@@ -62,7 +62,7 @@ class Lines:
 class HistoryRow:
     """A logged step of a cell: the columns of history.csv, ``None`` where nothing was measured.
 
-    ``recipe`` is the recipe of that step, in a run that changes its recipe.
+    ``recipe`` names the recipe of that step in a run that changes its recipe; else it is empty.
     """
 
     step: int
@@ -74,8 +74,9 @@ class HistoryRow:
 class Seen:
     """A cell as it was at the last look.
 
-    ``settings`` is its resolved file; ``metrics`` and ``timing`` are its metrics.json and timing.json once it has
-    trained. ``why`` says why it failed. ``recipes`` are its recipes so far, each with its first logged step.
+    ``settings`` is the cell's resolved file. ``metrics`` and ``timing`` are its metrics.json and timing.json, empty
+    before it has trained. ``why`` is the reason if it failed. ``recipes`` has each recipe so far with its first logged
+    step.
     """
 
     key: str
@@ -98,13 +99,13 @@ class Seen:
 
     @property
     def outcome(self) -> str:
-        """The outcome of its training, such as ``completed``; empty before."""
+        """The outcome of training, such as ``completed``; empty while the cell trains."""
         return self.metrics.get("outcome", "")
 
 
 @dataclass(frozen=True)
 class Change:
-    """The news of a cell: its new rows, or all that hold if ``again`` says that its earlier rows do not."""
+    """The news of a cell. If ``again``, its earlier rows no longer hold and ``rows`` start from the beginning."""
 
     cell: Seen
     rows: list[HistoryRow]
@@ -120,8 +121,8 @@ class Project:
         self.cells: dict[str, Seen] = {}
         self.baseline = ""
         self.compared = Compared()
-        self.recorded = False  # another program trains the runs, and `altgrad.integrations` records them
-        self.restarted = False  # the last look found another grid than the one before
+        self.recorded = False  # whether another program trains the runs and `altgrad.integrations` records them
+        self.restarted = False  # whether the last look found another grid
         self._index: tuple[int, int] | None = None
         self._followed: dict[str, _Followed] = {}
 
@@ -130,7 +131,7 @@ class Project:
         return self._grid.exists()
 
     def look(self) -> list[Change]:
-        """Return the changes since the last look, or everything after another grid was planned.
+        """Return the changes since the last look; after another grid was planned, all changes from the beginning.
 
         Raises :class:`UserError` if no grid has been planned.
         """
@@ -152,7 +153,7 @@ class Project:
 
 
 class _Followed:
-    """One cell, and the step up to which it has been read."""
+    """One cell, and the last step that has been read of it."""
 
     def __init__(self, root: Path, cell: Seen) -> None:
         self._cell = cell
@@ -167,7 +168,7 @@ class _Followed:
         cell = self._cell
         before = _facts(cell)
         rows, again = [], False
-        if (self._run / "timing.json").exists():  # the last that a trained cell writes
+        if (self._run / "timing.json").exists():  # the last file that a trained cell writes
             if not cell.is_over:
                 rows = self._finish()
             self._diagnose()
@@ -192,7 +193,7 @@ class _Followed:
         return Change(cell, rows, again) if rows or again or _facts(cell) != before else None
 
     def _finish(self) -> list[HistoryRow]:
-        """Read the results of a trained cell; return the rows that had not been read while it trained."""
+        """Read the results of a trained cell into the cell; return the rows that were not read while it trained."""
         cell = self._cell
         cell.metrics, cell.timing = read_json(self._run / "metrics.json"), read_json(self._run / "timing.json")
         cell.state, cell.why, self._lines = TRAINED, "", None
@@ -206,7 +207,7 @@ class _Followed:
         return [row for row in rows if row.step > self._read_to]
 
     def _diagnose(self) -> None:
-        """Read the diagnosis of a trained cell, or why it failed."""
+        """Set the state and flags of a trained cell from its diagnosis file, or ``why`` if the diagnosis failed."""
         cell = self._cell
         if self._diagnosis.exists():
             if cell.state != DIAGNOSED:
@@ -217,7 +218,7 @@ class _Followed:
             cell.why = failed.read_text(encoding="utf-8").strip() if failed.exists() else ""
 
     def _read(self, history: Path) -> tuple[list[HistoryRow], bool]:
-        """Return the new rows of a cell that trains, and whether its earlier rows no longer hold."""
+        """Return the new rows of a training cell from ``history``, and whether its earlier rows no longer hold."""
         moved = self._lines is not None and self._lines.path != history
         if self._lines is None or moved:
             self._lines = Lines(history)
@@ -234,7 +235,7 @@ class _Followed:
 
 
 def _facts(cell: Seen) -> tuple[object, ...]:
-    """Return what watchers are told of a cell besides its rows."""
+    """Return the state, step, reason of failure and number of flags: a new value of one makes a `Change`."""
     return cell.state, cell.step, cell.why, len(cell.flags)
 
 
@@ -245,7 +246,7 @@ def _row(values: list[Any]) -> HistoryRow:
 
 
 def _changed(path: Path) -> float:
-    """Return when the file was last written; long ago if it does not exist."""
+    """Return the modification time of ``path`` in seconds; minus infinity if it does not exist."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
@@ -253,7 +254,7 @@ def _changed(path: Path) -> float:
 
 
 def _scratch_folders(root: Path) -> dict[str, Path]:
-    """Return the scratch folder of each cell that was written to last: one of other settings may lie beside it."""
+    """Return the newest scratch folder of each cell, by key. Folders of earlier settings may lie beside it."""
     found: dict[str, Path] = {}
     for history in (root / "scratch").glob(f"*/{HISTORY_FILE}"):
         key = history.parent.name.rpartition("-")[0]

@@ -1,11 +1,11 @@
-"""The cells of a study as runs of the trackers that `tracking:` in params.yaml names.
+"""Send the cells of a study to the experiment trackers that `tracking:` in params.yaml names.
 
-Every row goes to every tracker once: a file beside each tracker says how far it was told, so that a resumed or earlier
-run continues. Training does not wait for a tracker, and does not notice if one fails.
+Each tracker gets each row once: its file has the last step sent of each run, so that a resumed or earlier run
+continues. Training does not wait for a tracker, and does not notice if one fails.
 
-TensorBoard, MLflow and Weights & Biases have one small adapter each. A tracker is told of runs by name: the settings
-when a run begins, its logged rows under the names of history.csv, and the numbers of its metrics.json at its end. It
-writes where its own environment variables say, or without them below ``scratch/tracking``.
+TensorBoard, MLflow and Weights & Biases have one small adapter each. A tracker gets the settings of a run first, then
+the logged rows under the column names of history.csv, and at the end the numbers of metrics.json. It writes to the
+place that its own environment variables name, or else below ``scratch/tracking``.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ ENDED = "ended"
 
 
 class Tracker(Protocol):
-    """An adapter that is told of runs, many at a time. A run that begins again continues."""
+    """An adapter to a tracker. Several runs may be open at a time, and ``begin`` continues a run that it knows."""
 
     def begin(self, run: str, settings: Mapping[str, Any]) -> None:
         """Begin or continue ``run``, which trains with ``settings``."""
 
     def log(self, run: str, step: int, numbers: Numbers) -> None:
-        """Record the numbers of a step."""
+        """Record ``numbers``, by name, for ``step`` of ``run``."""
 
     def end(self, run: str, numbers: Numbers, outcome: str) -> None:
-        """Record the results of ``run`` and end it."""
+        """Record the final numbers and the ``outcome`` of ``run``, and end it."""
 
     def close(self) -> None:
         """Write everything to disk."""
@@ -83,7 +83,7 @@ class TensorBoard:
 
 
 class MLflow:
-    """Runs of the experiment ``altgrad``, where ``MLFLOW_TRACKING_URI`` says or in an SQLite file."""
+    """Runs of the experiment ``altgrad`` at ``MLFLOW_TRACKING_URI``, or by default in an SQLite file."""
 
     def __init__(self, folder: Path) -> None:
         from mlflow.tracking import MlflowClient
@@ -153,7 +153,7 @@ class WandB:
             run.finish()
 
 
-# By the names that `tracking:` takes. The package that each needs, and the extra that installs it, have the same name.
+# By the names that `tracking:` takes, which are also the names of the packages and of the extras that install them.
 TRACKERS: dict[str, Callable[[Path], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
 
 
@@ -170,7 +170,7 @@ def open_tracker(name: str, root: Path = Path()) -> Tracker:
 
 
 def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return nested settings as one level, with dots in the names and lists as JSON."""
+    """Return nested settings as one flat dict, with names such as ``train.batch`` and lists as JSON."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -181,7 +181,7 @@ def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 class Told:
-    """One tracker, and the step up to which it was told of each run, which is kept in ``path``."""
+    """Sends runs to one tracker, and keeps the last step sent of each run in the file ``path``."""
 
     def __init__(self, tracker: Tracker, path: Path) -> None:
         self._tracker, self._path = tracker, path
@@ -189,7 +189,7 @@ class Told:
         self._open: set[str] = set()
 
     def tell(self, run: str, change: Change) -> None:
-        """Pass on the new rows of a run, and its end."""
+        """Send the rows of ``change`` that the tracker lacks and, once the cell has trained, the end of the run."""
         last, cell = self._steps.get(run, -1), change.cell
         if isinstance(last, str):  # `ENDED`
             return
@@ -216,7 +216,7 @@ class Told:
 
 
 class Tracking:
-    """Tells trackers of the cells of the project in ``root``."""
+    """Sends the cells of the project in ``root`` to trackers."""
 
     def __init__(self, root: Path, told: Sequence[Told]) -> None:
         self._root, self._told = root, told
@@ -224,7 +224,7 @@ class Tracking:
         self._runs: dict[str, str] = {}  # by cell
 
     def look(self) -> None:
-        """Tell each tracker the changes since the last look; nothing if no grid has been planned yet."""
+        """Send each tracker the changes since the last look; do nothing if no grid has been planned yet."""
         if not self._project.is_planned:
             return
         changes = self._project.look()
@@ -232,7 +232,7 @@ class Tracking:
             self._runs = {}
         if changes and self._project.recorded:
             self._runs = {key: key for key in self._project.cells}
-        elif changes and not self._runs:  # not before: while nothing trains, the tokens may still be made
+        elif changes and not self._runs:  # not earlier: the tokens may be missing until a cell trains
             cells = (Cell.model_validate(cell.settings) for cell in self._project.cells.values())
             self._runs = run_names(cells, self._root / "data/tokens")
         for one in self._told:
@@ -242,7 +242,7 @@ class Tracking:
 
 
 def main(arguments: list[str]) -> None:
-    """Tell the trackers everything that they were not told yet."""
+    """Send the trackers everything that they lack; with ``--follow``, also what comes later."""
     parser = argparse.ArgumentParser(prog="python -m altgrad.watch.track", description=__doc__.split("\n")[0])
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--follow", action="store_true", help="and of what cells do from now on, until interrupted")
@@ -270,7 +270,7 @@ def main(arguments: list[str]) -> None:
         told = [stack.enter_context(closing(Told(open_tracker(n), FOLDER / f"{n}.json"))) for n in dict.fromkeys(names)]
         tracking = Tracking(Path(), told)
         while True:
-            # Asked before the look, so that the last one sees the end.
+            # Asked before the look, so that the last look sees the end of the cells.
             ending = over.is_set() or not (options.follow or options.until_closed)
             tracking.look()
             if ending:
