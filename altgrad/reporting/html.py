@@ -165,7 +165,7 @@ def contents(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> dict[s
 
 
 def _curve(history: pd.DataFrame, value: str) -> list[list[float | None]]:
-    """Return step, training loss, ``value`` and gradient norm of every evaluation, and of about `POINTS` other steps."""
+    """Return step, training loss, ``value`` and gradient norm at each evaluation and about `POINTS` other steps."""
     every = max(1, math.ceil(len(history) / POINTS))
     kept = (np.arange(len(history)) % every == 0) | history["val_loss"].notna().to_numpy()
     columns = ["step", "train_loss", value, "grad_norm"]
