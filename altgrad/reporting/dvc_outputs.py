@@ -157,7 +157,7 @@ def validation_table(study: Study) -> pd.DataFrame:
 
 
 def results_table(study: Study) -> pd.DataFrame:
-    """Return a row per completed cell: the primary metric."""
+    """Return a row per completed cell with its primary metric."""
     metric = study.primary
     completed = study.of_status(COMPLETED).rename(columns={metric.final: PRIMARY})
     split = "test" if metric.final.startswith("test_") else "validation"
@@ -189,7 +189,7 @@ def write_vega(folder: Path) -> Path:
 
     bundle = vl_convert.javascript_bundle(vl_version=VEGA_LITE)  # type: ignore[call-arg] # the stub lacks a default
     path = folder / "vega.js"
-    # In a function, since its many short names would collide with the variables of DVC's own scripts.
+    # In a function, since the bundle's short names would collide with the variables of DVC's own scripts.
     write_text(path, "(function () {\n" + bundle + "\n})();\n")
     return path
 

@@ -132,7 +132,7 @@ def _one_machine(study: Study) -> Met:
     of_seed: dict[int, set[str]] = {}
     for key, timing in study.timing.items():
         versions = timing.get("versions", {})
-        before = f"{timing.get('machine')}, torch {versions.get('torch')}"  # of records without a class
+        before = f"{timing.get('machine')}, torch {versions.get('torch')}"  # for records without a machine class
         of_seed.setdefault(study.cells.at[key, "seed"], set()).add(timing.get("machine_class", before))
     if not of_seed:
         return OPEN, "no run has trained"

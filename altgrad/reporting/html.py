@@ -108,7 +108,7 @@ def links_of(study: Study) -> dict[str, str]:
 
 
 def to_cells_page(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> str:
-    """Return cells.html, each run at the address ``cells.html#KEY``; ``flags`` and ``cases`` are the report's."""
+    """Return the text of cells.html: each run at ``cells.html#KEY``, with its ``flags`` and its case, if it has one."""
     # A "<" would end the script element that holds it, whatever stands around it.
     data = json.dumps(contents(study, flags, cases), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     above = "minus" if study.primary.higher_is_better else "above"

@@ -107,7 +107,7 @@ class Study:
         return cell["schedule"][switches[-1]["place"] - 1]["rules"] if switches else cell["rules"]
 
     def of_status(self, status: str) -> pd.DataFrame:
-        """Return the rows of ``cells`` with this status."""
+        """Return the rows of ``cells`` with ``status`` (completed, diverged or missing)."""
         return self.cells[self.cells["status"] == status]
 
 

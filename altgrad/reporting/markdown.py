@@ -24,7 +24,7 @@ NAMED = re.compile(r"(`|\*\*)([^`]+?)\1")
 
 @dataclass(frozen=True)
 class Column:
-    """A table's column: its head, and whether it holds numbers, which are set right."""
+    """A table's column: its head, and whether it holds numbers, which are aligned right."""
 
     head: str
     numeric: bool = True
@@ -108,7 +108,7 @@ def to_runs(text: str, **runs: object) -> str:
 
 
 def without_runs(text: str) -> str:
-    """Return Markdown without links to runs."""
+    """Return Markdown without links to runs: only their texts stay, and "Its runs" goes."""
     return LINK.sub(lambda link: link[2] or "", text)
 
 
@@ -146,7 +146,7 @@ def signed(value: float | None, digits: int) -> str:
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """Return ``value`` with this many significant digits, in scientific form when very large or small."""
+    """Return ``value`` with ``digits`` significant digits, as ``1.5e−07`` if very small or large; a dash for none."""
     return f"{value:.{digits}g}".replace("-", MINUS) if shown(value) else NONE
 
 

@@ -35,7 +35,7 @@ class PrimaryMetric:
 
     @classmethod
     def of(cls, params: Mapping[str, Any]) -> PrimaryMetric:
-        """Return the primary metric of the settings in a grid's index."""
+        """Return the primary metric that ``params``, the settings in a grid's index, select."""
         compared = Compared.of(params)
         return cls(*compared, smallest_effect=SMALLEST_SHARE if compared.higher_is_better else SMALLEST_EFFECT)
 
@@ -46,7 +46,7 @@ class PrimaryMetric:
 
     @property
     def full(self) -> str:
-        """The name with the documents that it is measured on."""
+        """The title, followed by "of test documents" if the metric is measured on the test split."""
         return f"{self.title} of test documents" if self.final.startswith("test_") else self.title
 
     @property
@@ -67,7 +67,7 @@ class PrimaryMetric:
 
     @property
     def in_nats(self) -> bool:
-        """Whether the metric has a perplexity."""
+        """Whether the unit is nats per token, so that there is a perplexity."""
         return self.unit == LOSS.unit
 
     def with_unit(self, text: str) -> str:

@@ -53,7 +53,7 @@ class Difference:
         return t_quantile(self.n - 1) * self.error if self.sd > 0 else math.nan
 
     def p_value(self, least: float = 0.0) -> float:
-        """Return the unadjusted two-sided p-value of a mean beyond ``least``; NaN where `half_width` is."""
+        """Return the unadjusted two-sided p-value against a true mean within ±``least``; NaN where `half_width` is."""
         if not self.sd > 0:
             return math.nan
         beyond = [(side * least - abs(self.mean)) / self.error for side in (1, -1)]
@@ -129,20 +129,20 @@ class PairedLosses(Generic[AnyRun]):
         return pd.Series(self.losses[self.place[run]])
 
     def row(self, contrast: Mapping[AnyRun, float]) -> np.ndarray:
-        """Return the weight of each row of ``losses`` in ``contrast``."""
+        """Return the weight in ``contrast`` of each row of ``losses``, shape (rows,)."""
         weights = np.zeros(len(self.losses))
         for run, sign in contrast.items():
             weights[self.place[run]] += sign
         return weights
 
     def by_seed(self, contrast: Mapping[AnyRun, float]) -> np.ndarray:
-        """Return ``contrast`` for each seed; NaN where one of its runs has no loss or does not exist."""
+        """Return the value of ``contrast`` for each seed; NaN if one of its runs has no loss or does not exist."""
         if any(run not in self.place for run in contrast):
             return np.full(self.losses.shape[1], np.nan)
         return sum((weight * self.losses[self.place[run]] for run, weight in contrast.items()), np.zeros(1))
 
     def difference(self, contrast: Mapping[AnyRun, float]) -> Difference | None:
-        """Return the mean of ``contrast`` over the seeds that all of its runs completed; ``None`` without any."""
+        """Return the `Difference` of ``contrast`` over the seeds that all its runs completed; ``None`` without any."""
         differences = self.by_seed(contrast)
         if not np.isfinite(differences).any():
             return None

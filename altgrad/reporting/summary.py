@@ -40,7 +40,7 @@ RULE = (
 
 
 def title(study: Study, comparison: Comparison) -> tuple[str, str]:
-    """Return the report's title and question, which is the project's if an optimizer follows a format's spacing."""
+    """Return the report's title and its question: `QUESTION` if an optimizer follows a format's spacing."""
     if _aware(study, comparison):
         return "AltGrad report", QUESTION
     others = ", and what does each optimizer change" if comparison.references else ""
@@ -109,7 +109,7 @@ def headline(study: Study, comparison: Comparison) -> str:
 
 
 def outcomes(study: Study, comparison: Comparison) -> str:
-    """Return which entries and optimizers are better, worse, without effect, inconclusive, or not tested.
+    """Return sentences that name the entries and optimizers with each outcome, such as better, worse or inconclusive.
 
     Controls are left out.
     """
@@ -133,7 +133,7 @@ def outcomes(study: Study, comparison: Comparison) -> str:
 
 
 def costs_table(study: Study, comparison: Comparison) -> Table | None:
-    """Return the cost of each format: its loss minus the baseline's under the baseline optimizer."""
+    """Return a row per format: its cost, which is its loss minus the baseline's under the baseline optimizer."""
     metric, optimizer = study.primary, comparison.reference
     costs = {entry: result for entry in study.formats if (result := comparison.answers.of(COST, entry)) is not None}
     if not costs:
@@ -207,7 +207,7 @@ def ranked(study: Study, comparison: Comparison) -> list[Run]:
 
 
 def lowest_table(study: Study, comparison: Comparison) -> Table | None:
-    """Return the runs of the best loss, and how much each differs from the first; None for fewer than two.
+    """Return a row for each of the best runs, with its difference to the first; None for fewer than two runs.
 
     The first is picked by its loss, so every pair counts as a comparison: p is adjusted by Holm over all pairs.
     """

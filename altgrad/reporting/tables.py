@@ -128,7 +128,7 @@ def fairness_table(conditions: Mapping[str, Met]) -> Table:
 
 
 def formats_table(study: Study) -> Table | None:
-    """Return a row per format that the grid quantizes to."""
+    """Return a row per format that an entry of the grid uses, with its range and precision; None without any."""
     formats: dict[str, Format] = {}
     used = set()
     for cell in study.resolved.values():
@@ -217,7 +217,7 @@ def changes_table(study: Study) -> Table | None:
 
 
 def machine_table(study: Study, revision: str | None) -> Table:
-    """Return where the numbers come from: machine, versions, revision."""
+    """Return a table of the machines, library versions and git revision that the numbers come from."""
     fields = ("device", "machine", "devices", "threads", "compiled")
     seen: dict[str, list[str]] = {}
     for timing in study.timing.values():
@@ -229,7 +229,7 @@ def machine_table(study: Study, revision: str | None) -> Table:
 
 
 def corpus_table(study: Study) -> Table:
-    """Return the sizes of the splits."""
+    """Return a row per split: its numbers of documents, characters and tokens."""
     units = ("documents", "characters", "tokens")
     splits = study.corpus["splits"]
     rows = [[name, *(integer(splits[name][unit]) for unit in units)] for name in SPLITS if name in splits]

@@ -19,7 +19,7 @@ from altgrad.reporting.load import Study
 from altgrad.reporting.study.questions import Question
 from altgrad.reporting.study.runs import RunTable
 
-EXPERIMENT, QUESTION = "tuning", "default-rates.yaml"  # and the question that has it
+EXPERIMENT, QUESTION = "tuning", "default-rates.yaml"  # the file of the experiment's question
 EQUAL = {"parameters": "model", "steps": "number of steps", "tokens": "number of tokens"}
 
 
@@ -33,7 +33,7 @@ class Tuned:
 
     @property
     def bracketed(self) -> bool:
-        """Whether a smaller and a larger rate were tried."""
+        """Whether a smaller and a larger rate than the best were tried."""
         return self.rates[0] < self.best < self.rates[-1]
 
 

@@ -1,4 +1,4 @@
-"""The report's figures: each declared above its function by `in_report`, in any module of this folder, and drawn here.
+"""The report's figures: `in_report` declares a function of any module here as a figure, and `draw` draws them all.
 
 A figure that has nothing to show is left out of the report.
 """

@@ -38,7 +38,7 @@ COSTS = "costs"
 LOWEST, HIGHEST = 4e-4, 0.4  # nats, the ends of the axis of costs, at which a cost beyond them is drawn
 GAP = math.log(1.45)  # between the labels of a column, in the logarithm of the cost
 PROBABILITIES = "right_tokens.csv"  # columns gradients (their dtype), p: quantiles over a run, at equal distances
-POINTS = 400  # of the predicted curve
+POINTS = 400  # the number of points of the predicted curve
 SIDE = 1.006  # the factor in tokens between series, so that no interval hides another
 MEASURED = "loss with scales rounded down − rounded up, nats per token"
 PREDICTED = "predicted: clamped share of the right tokens' gradient, %"
@@ -98,7 +98,7 @@ def costs(answers: Iterable[Answer], runs: RunTable) -> list[Cost]:
 
 
 def bits_per_element(name: str) -> float:
-    """Return the bits of an element of a tensor in a format, with its share of the block's scale where it has one."""
+    """Return the bits per element of a tensor in the format ``name``, with its share of a block's scale, if any."""
     settings = BLOCK_FORMATS.get(name, {"format": name})
     bits = get_format(settings["format"]).bits
     return bits + get_format(settings["scale"]).bits / settings["block"] if "block" in settings else bits
@@ -138,7 +138,7 @@ def draw_costs(shown: list[Cost], folder: Path) -> None:
 
 
 def apart(heights: list[float]) -> list[float]:
-    """Return ascending heights with `GAP` between neighbours, each moved as little as possible."""
+    """Return the ascending ``heights``, moved apart until neighbours differ by about `GAP` or more."""
     moved = list(heights)
     for _ in range(200):
         for i in range(len(moved) - 1):

@@ -17,7 +17,7 @@ from altgrad.config.params import merged, with_presets
 from altgrad.reporting.decision_rule import NO_EFFECT, NONE_SEEN, SEEDS, UNTESTED, Result, judged
 from altgrad.reporting.study.runs import MEASURED, RunTable, StudyRun, parsed
 
-LIKE = "like"  # names the experiment of the same question that another one differs from
+LIKE = "like"  # the key for the experiment of the same question whose settings an experiment starts from
 #: What an experiment has besides settings: commands that are run before it, what is measured after training, and
 #: whether the weights of its one run are kept for others, which `start: data/weights/<experiment>`.
 BESIDES = {LIKE, "before", "after", "keep"}
@@ -41,9 +41,9 @@ class Hypothesis(Settings):
     over: dict[str, list[str]] = Field(default_factory=dict)  # values by name; each combination is a comparison
     of: Texts = Field(default_factory=list)  # the experiments
     rate: Literal["one", "best"] = "one"  # at which learning rate each run is taken
-    rule: Rule | None = None  # where it is not that of the question
+    rule: Rule | None = None  # by default the question's rule
     expected: Expected | dict[str, Expected] | None = None  # the outcome: of all, or by the label of a comparison
-    deviation: str | None = None  # from what was registered
+    deviation: str | None = None  # how the runs differ from what was registered
     result: str | None = None  # in words, where no contrast can say it
     status: Literal["tested", "not run", "dropped"] = "tested"
     why: str | None = None  # the reason why it was not tested
@@ -91,7 +91,7 @@ class Question(Settings):
 
     @property
     def name(self) -> str:
-        """The name of its file without the ending."""
+        """The name of the question's file without its ending."""
         return self.path.stem
 
     @classmethod
@@ -122,7 +122,7 @@ class Question(Settings):
         return merged(with_presets(read_yaml(params)), self.settings(experiment))
 
     def besides(self, experiment: str) -> dict[str, Any]:
-        """Return what an experiment has besides settings (`BESIDES`)."""
+        """Return the entries of an experiment that are not settings, by name (see `BESIDES`)."""
         content = self.base | self.runs[experiment]
         return {key: content[key] for key in BESIDES & content.keys()}
 
@@ -207,7 +207,7 @@ class Answer:
 
     @property
     def first(self) -> tuple[ContrastResult, Result] | None:
-        """The comparison with the smallest p-value, and its result."""
+        """The comparison with the smallest p-value, and its result; ``None`` if no comparison has a result."""
         tested = [(one, one.result) for one in self.comparisons if one.result is not None]
         return min(tested, key=lambda pair: (pair[1].adjusted, -abs(pair[1].difference.mean)), default=None)
 

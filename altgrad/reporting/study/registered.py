@@ -138,7 +138,7 @@ class History:
         return commit, "exploratory", "whose runs had their results by then"
 
     def _is_older(self, commit: str, answer: Answer, runs: RunTable) -> bool | None:
-        """Return whether each comparison has a run from ``commit`` or later; ``None`` where that is not known."""
+        """Return whether each comparison has a run from ``commit`` or a later one; ``None`` if that is not known."""
         of_runs = [[runs.commits(run) for run in one.runs] for one in answer.comparisons]
         if not of_runs:  # it is answered in words
             of_runs = [[set(runs.of_experiment(*answer.hypothesis.of)["commit"])]]
@@ -208,7 +208,7 @@ def _contents(folder: Path, blobs: Iterable[str]) -> dict[str, str]:
 
 
 def git(folder: Path, *arguments: str, feed: str = "") -> str:
-    """Return what git prints. Raises :class:`UserError` where it fails."""
+    """Return the output of git in ``folder``, with ``feed`` as its input. Raises :class:`UserError` if it fails."""
     try:
         done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=False, input=feed.encode())
     except OSError as error:

@@ -92,13 +92,13 @@ class RunTable:
         return cls(*tables)
 
     def write(self, folder: Path) -> None:
-        """Write both files in one order, so that a new run changes no line but its own."""
+        """Write both files with their rows sorted, so that a new run changes no other line."""
         for (name, _, key), table in zip(FILES, (self.table, self.after), strict=True):
             ordered = table.sort_values(key).assign(lr_scale=lambda rows: rows["lr_scale"].map("{:g}".format))
             write_text(folder / name, ordered.to_csv(index=False, lineterminator="\n"))
 
     def of_experiment(self, *names: str) -> pd.DataFrame:
-        """Return the rows of experiments."""
+        """Return the rows of ``table`` of the experiments ``names``."""
         return self.table[self.table["experiment"].isin(names)]
 
     @cached_property
@@ -110,7 +110,7 @@ class RunTable:
 
     @cached_property
     def _rates(self) -> dict[StudyRun, list[StudyRun]]:
-        """The runs at each learning rate, by the run at rate 1."""
+        """By the run at rate 1, the runs at each learning rate that are otherwise the same."""
         rates: dict[StudyRun, list[StudyRun]] = defaultdict(list)
         for run in self.losses.place:
             rates[run._replace(lr_scale=1.0)].append(run)
