@@ -1,6 +1,6 @@
 """Numbers and tables for DVC and other programs: metrics.json, summary.json, results.csv, and plots/.
 
-Every table of plots/ has format, optimizer, seed and lr_scale as its first columns, so that one plot serves ``dvc plots
+Every table of plots/ begins with the columns format, optimizer, seed and lr_scale. So one plot serves ``dvc plots
 show`` (many formats, one revision) and ``dvc plots diff`` (many revisions). The Vega-Lite templates in ``.dvc/plots``
 read these columns. The command ``python -m altgrad.reporting.dvc_outputs`` writes the script with which DVC's page of
 plots needs no network. The script has 0.9 MB and is not in the repository.
@@ -83,7 +83,7 @@ def numbers(study: Study, comparison: Comparison, flags: int) -> dict[str, Any]:
     The primary metric and ``delta_format``, its difference to the baseline format, are means over seeds at each
     optimizer's best learning rate. ``delta_optimizer`` is the difference to the reference optimizer, and
     ``delta_format_specific`` the format-specific effect. ``best`` is the quantized run at the top of the report's
-    ranking, ``noise_floor`` the median of half the 95 % interval of a cost, and ``flags`` the number of flags.
+    ranking. ``noise_floor`` is the median of half the 95 % interval of a cost, ``flags`` the number of flags.
     """
     best, gains, column = comparison.best, comparison.gains, study.primary.final
     counts = {status: len(study.of_status(status)) for status in (COMPLETED, DIVERGED, MISSING)}
