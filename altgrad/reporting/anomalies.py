@@ -1,7 +1,7 @@
-"""The first anomalous tensor of a run that diverged or ended worse: found, told in words, and drawn.
+"""The first anomalous tensor of a run that diverged or ended worse: find it, describe it in sentences, draw it.
 
-A run is compared with healthy runs that are like it. The command ``python -m altgrad.diagnostics explain`` ends in
-`main`, which explains one run.
+The metrics of a run are compared with those of healthy runs that are like it. The command ``python -m
+altgrad.diagnostics explain`` calls `main`, which explains one run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from altgrad.reporting.figures.style import drawing, panels, save
 from altgrad.reporting.load import COMPLETED, DIVERGED, IDENTITY, MISSING, Study, load_study
 from altgrad.reporting.markdown import number, plural, significant
 
-# The bands are made of the first of these groups with enough healthy runs: the columns in which they equal the run.
+# Healthy runs that equal the run in these columns make the bands; the first group with enough of them is used.
 GROUPS = (
     (["format", "optimizer", "lr_scale"], "of the same format, arm and learning rate"),
     (["format", "optimizer"], "of the same format and arm, at other learning rates too"),
@@ -51,10 +51,10 @@ RUN, BAND, PEER = "#D55E00", "#0072B2", "#999999"  # colours
 
 @dataclass(frozen=True)
 class Case:
-    """A run by its key, how it ended (a clause), and its first anomaly.
+    """A run (``key``), how it ended (``ended``, a clause), and its first anomaly.
 
-    ``run`` and ``peers`` are the measurements of the run and of the healthy runs that it is compared with, ``group``
-    says what these have in common with it. ``rows`` is a sentence on the rows of a layer in which a divergence began.
+    ``run`` has the run's measurements. ``peers`` has those of the healthy runs that it is compared with, and ``group``
+    says what these runs share with it. ``rows`` is a sentence on the rows of a layer where a divergence began, or "".
     """
 
     key: str
@@ -73,7 +73,7 @@ def cases(study: Study) -> Iterator[Case]:
 
 
 def case(study: Study, key: str) -> Case:
-    """Return the case of the cell ``key``, however it ended. Raises :class:`UserError` for one without a run."""
+    """Return the case of the run ``key``, even a healthy one. Raises :class:`UserError` if it is unknown or missing."""
     if key not in study.cells.index:
         raise UserError(f"{key}: the grid has no such cell{did_you_mean(key, study.cells.index)}")
     cell = study.cells.loc[key]
@@ -83,13 +83,13 @@ def case(study: Study, key: str) -> Case:
 
 
 def ended_worse(study: Study) -> dict[str, tuple[float, str]]:
-    """Return the completed runs whose loss is above the baseline's by more than the limit.
+    """Return the completed runs whose validation loss exceeds the baseline's by more than the limit of ``val_gap``.
 
-    The baseline's loss is the median over its seeds, with the same optimizer at its best learning rate. Where no such
-    run completed, the best format's loss takes its place.
+    The baseline's loss is the median over its seeds, with the run's optimizer at the best learning rate. If no such
+    run completed, the loss of the optimizer's best format takes its place.
 
     Returns:
-        By key, how many percent the run is above, and in words whose loss that is.
+        By key, the excess in percent and the reference in words, such as "the baseline's".
     """
     completed = study.of_status(COMPLETED)
     medians = completed.groupby(["optimizer", "format", "lr_scale"])["val_loss"].median()
@@ -109,7 +109,7 @@ def ended_worse(study: Study) -> dict[str, tuple[float, str]]:
 
 
 def _cases(study: Study) -> Callable[[str], Case]:
-    """Return a function that returns the case of a cell by its key."""
+    """Return a function that takes the key of a run and returns its case."""
     worse, empty = ended_worse(study), (study.monitors.iloc[:0], study.history.iloc[:0])
     frames = [dict(list(frame.groupby(IDENTITY, sort=False))) for frame in (study.monitors, study.history)]
 
@@ -174,7 +174,7 @@ def sentences(case: Case) -> list[str]:
 
 
 def tensor(first: Excursion) -> str:
-    """Return what left its band, such as ``sqnr_db of the inputs of blocks.0.mlp.up``."""
+    """Return the metric and tensor that left the band, such as ``sqnr_db of the inputs of blocks.0.mlp.up``."""
     metric = "number of NaN and infinite elements" if first.metric == "nonfinite" else first.metric
     return f"{metric} of the {TENSORS.get(first.role, first.role)} of {first.layer}"
 
@@ -205,9 +205,9 @@ def main(arguments: list[str]) -> None:
 
 
 def first_anomaly_figure(case: Case) -> Figure:
-    """Return the metric over steps with its band and the healthy runs, above the training loss.
+    """Return a figure of the anomalous metric by step, with its band and the healthy runs, above the training loss.
 
-    The metric is left out where no tensor left its band, and where NaN did, which has no curve.
+    The metric has no panel if no tensor left its band, or if the anomaly is NaN or infinity.
     """
     first, loss_step = case.anomaly.excursion, case.anomaly.loss_step
     curve = None if first is None or first.metric == "nonfinite" else first
@@ -235,7 +235,7 @@ def first_anomaly_figure(case: Case) -> Figure:
 
 
 def _steps_and_values(table: pd.DataFrame, key: object) -> tuple[np.ndarray, np.ndarray]:
-    """Return steps and values, in binades, of a row; both empty where the table has no such row."""
+    """Return the steps and values (in binades) of the row ``key``; two empty arrays if ``table`` has no such row."""
     if key not in table.index:
         return np.array([]), np.array([])
     row = table.loc[key].replace(np.inf, np.nan).dropna()
@@ -245,7 +245,7 @@ def _steps_and_values(table: pd.DataFrame, key: object) -> tuple[np.ndarray, np.
 def _draw(
     axis: Axes, metric: str, series: list[tuple[np.ndarray, np.ndarray]], bands: Bands | None, key: object, reach: float
 ) -> None:
-    """Draw ``series``, the run's first, with a band of ``reach`` times its spread on either side."""
+    """Draw ``series`` (the run, then the healthy runs) over a band that reaches ``reach`` spreads to either side."""
     if bands is not None:
         row = bands.values.index.get_loc(key)
         middle, spread = bands.middle[row], reach * bands.spread[row]

@@ -1,9 +1,9 @@
 """The comparison of a study: each entry with the baseline, each optimizer with its baseline optimizer.
 
 A *run* is a grid entry (format or recipe) with an optimizer at one learning rate, over all seeds. Runs are paired by
-seed, and only completed cells have a loss: diverged and missing cells are counted, never averaged. The questions that
-are asked of the losses are in `altgrad.reporting.hypotheses`. Below is also which rows of a study figures and tables
-show.
+seed. A *cell* is one run with one seed. Only completed cells have a loss: diverged and missing cells are counted, never
+averaged. `altgrad.reporting.hypotheses` states the questions that are asked of the losses. Other functions here select
+the rows that figures and tables show.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Comparison:
         runs: the primary metric by run and seed.
         best_runs: the run of each row of ``best``, by format and optimizer.
         references: the baseline optimizer that each other optimizer is compared with.
-        reference: the baseline optimizer whose cells stand for a format, if there is one.
-        least: by optimizer the difference that its tuning alone makes, see `_tuning_error`.
+        reference: the baseline optimizer under which formats are compared; ``None`` if the grid has none.
+        least: by optimizer, the difference that its tuning alone makes, see `_tuning_error`.
     """
 
     best: pd.DataFrame
@@ -52,13 +52,13 @@ class Comparison:
 
     @property
     def noise_floor(self) -> float:
-        """Half of the 95 % interval of a cost, the median over entries; NaN without one."""
+        """The median over grid entries of half the 95 % interval of their cost; NaN if no cost has an interval."""
         halves = [claim.half_width for (kind, *_), claim in self.answers.claims.items() if kind == COST]
         known = [half for half in halves if half > 0]
         return float(np.median(known)) if known else math.nan
 
     def selection(self, entry: str, arm: str) -> dict[str, Any]:
-        """Return the run of an entry and optimizer as `altgrad.reporting.markdown.to_runs` takes it."""
+        """Return the best run of ``entry`` and ``arm`` as keyword arguments of `altgrad.reporting.markdown.to_runs`."""
         return dict(zip(RUN, self.best_runs[entry, arm], strict=True))
 
 
@@ -86,11 +86,11 @@ def compare(study: Study) -> Comparison:
 def _tuning_error(
     study: Study, runs: PairedLosses[Run], best: Mapping[tuple[str, str], Run], references: Mapping[str, str]
 ) -> dict[str, float]:
-    """Return for each optimizer the largest mean gain that its tuning alone makes; 0 where it is not known.
+    """Return for each optimizer the largest mean difference (magnitude) that tuning alone makes; 0 if it is not known.
 
-    It is known of optimizers that need a format, in entries without one. There they are their baseline optimizer, so a
-    gain is chance, or a learning rate that comes closer to the best one: a grid of rates a factor of two apart hits it
-    by luck. Other optimizers differ there by more than their rates.
+    It is measured with optimizers that need a format, in entries without one, where they train as their baseline
+    optimizer. A difference there is chance, or one learning rate is closer to the best by luck: rates are a factor of
+    two apart. Other optimizers differ there by more than their rates. Optimizers of one base share the result.
     """
     sizes: dict[str, float] = {}
     bases = {arm: study.arm(arm)["base"] for arm in study.optimizers}
@@ -103,9 +103,9 @@ def _tuning_error(
 
 
 def _best(study: Study, runs: PairedLosses[Run], best: Mapping[tuple[str, str], Run]) -> pd.DataFrame:
-    """Return a row per format and optimizer at its best learning rate, as `Comparison` has it.
+    """Return ``Comparison.best``, a row per format and optimizer at its best learning rate.
 
-    There is no ``difference`` under an optimizer that is its baseline optimizer in the baseline format.
+    ``difference`` is None for the baseline, and for an optimizer that trains as its baseline optimizer there.
     """
     cells = study.cells.assign(**{status: study.cells["status"] == status for status in (COMPLETED, DIVERGED, MISSING)})
     primary = study.primary.final
@@ -131,12 +131,12 @@ def _best(study: Study, runs: PairedLosses[Run], best: Mapping[tuple[str, str], 
 
 
 def _gains(study: Study, references: Mapping[str, str], answers: Answers) -> pd.DataFrame:
-    """Return a row per format and optimizer that has a baseline optimizer, ``reference``.
+    """Return ``Comparison.gains``, a row per format and optimizer that has a baseline optimizer (``reference``).
 
-    Formats in which the optimizer is its baseline optimizer have no row. ``claim`` is the result for its loss minus the
-    reference's, None if no pair of cells completed. ``controls`` has the results against its controls, and that of its
-    RMS-matched form, by name. ``beyond`` is the format-specific effect: the gain minus that in the unquantized control
-    ``twin``, None without one.
+    A format in which the optimizer trains as its baseline optimizer has no row. ``claim`` is the result for the
+    optimizer's loss minus the reference's, None if no seed completed both. ``controls`` has by name the results against
+    its controls and the result of its RMS-matched form. ``beyond`` is the format-specific effect: the gain minus the
+    gain in the unquantized control ``twin``; None without a control.
     """
     columns = ["format", "optimizer", "reference", "claim", "controls", "twin", "beyond"]
     rows = []
@@ -170,14 +170,14 @@ def of_completed(frame: pd.DataFrame, study: Study) -> pd.DataFrame:
 
 
 def shown_optimizer(study: Study, comparison: Comparison) -> str:
-    """Return the optimizer that per-layer figures show: the baseline optimizer where there is one."""
+    """Return the optimizer that per-layer figures show: the baseline optimizer, or else the grid's first."""
     return comparison.reference or study.optimizers[0]
 
 
 def per_layer(frame: pd.DataFrame, study: Study, comparison: Comparison) -> pd.DataFrame:
-    """Return the rows of the shown optimizer at the best learning rates, of completed runs.
+    """Return the rows of ``frame`` of completed runs, with `shown_optimizer` at its best learning rate per format.
 
-    A format without a completed run is shown by its diverged ones.
+    If no run of a format completed, the rows of its diverged runs are returned.
     """
     frame = at_best(frame[frame["optimizer"] == shown_optimizer(study, comparison)], comparison)
     rows = among(frame, study.of_status(COMPLETED))
@@ -190,7 +190,7 @@ def late(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def in_order(names: Iterable[str], present: Iterable[str]) -> list[str]:
-    """Return those of ``names``, such as the grid's formats, that are in ``present``."""
+    """Return the ``names`` that are in ``present``, in the order of ``names`` (such as the grid's formats)."""
     members = set(present)
     return [name for name in names if name in members]
 
@@ -199,7 +199,7 @@ def memory(study: Study, comparison: Comparison) -> pd.DataFrame:
     """Return bytes per parameter (weights, master weights, gradients, optimizer state) and milliseconds of a step.
 
     There is a row per format and optimizer at its best learning rate, with the median over completed runs. The frame is
-    empty if all train in the same bytes.
+    empty if all of them have the same bytes per parameter.
     """
     completed = at_best(study.of_status(COMPLETED), comparison)
     costs = completed.groupby(["format", "optimizer"], sort=False)[[BYTES, "step_ms_median"]].median().dropna()

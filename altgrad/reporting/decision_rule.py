@@ -3,12 +3,12 @@
 A difference is method minus reference, so below zero is better. It is *significant* where the p-value of its paired
 t-test, adjusted for its family, is at most 5 %, over at least five paired seeds. "No effect" is a result of its own:
 the 95 % interval lies within the smallest effect of interest (equivalence, D. J. Schuirmann, Journal of
-Pharmacokinetics and Biopharmaceutics 15, 1987; two one-sided tests, each at 2.5 %). All else is inconclusive, and
-comes with the effect that would have been seen nine times in ten.
+Pharmacokinetics and Biopharmaceutics 15, 1987; two one-sided tests, each at 2.5 %). Every other difference is
+*inconclusive*, and comes with the smallest effect that would have been found nine times in ten.
 
 Without controls the adjustment is Holm's step-down (S. Holm, Scandinavian Journal of Statistics 6, 1979). With them
 it is the graphical procedure of F. Bretz, W. Maurer, W. Brannath and M. Posch, "A graphical approach to sequentially
-rejective multiple test procedures", Statistics in Medicine 28, 2009. It keeps the chance of any false result at 5 %,
+rejective multiple test procedures", Statistics in Medicine 28, 2009. Both keep the chance of any false result at 5 %,
 whichever questions have no effect and however their data depend on each other.
 """
 
@@ -26,9 +26,9 @@ from altgrad.reporting.statistics import Difference, t_quantile
 
 LEVEL = 0.05
 SEEDS = 5  # the fewest paired seeds of a test
-#: Nats per token: what a default run's seeds differ by, and what 1 % more tokens are worth there (reports/study).
+#: Nats per token: the spread between seeds of a default run, and the gain from 1 % more tokens (reports/study).
 SMALLEST_EFFECT = 0.005
-SEEN = 0.9  # how often an effect is found that is called visible
+SEEN = 0.9  # how often the same seeds would find an effect of the size ``Result.visible``
 
 LOWER, HIGHER, NO_EFFECT, INCONCLUSIVE = "lower", "higher", "no effect", "inconclusive"
 TOO_FEW, TUNED_HERE, IDENTICAL = f"n < {SEEDS}, no test", "rates chosen on these seeds, no test", "identical"
@@ -44,10 +44,10 @@ def adjusted(
     """Return the adjusted p-value of each question: the smallest joint level at which it is significant; at most 1.
 
     Args:
-        p_values: of every question, controls included.
-        controls: by primary question, those that are asked once it is significant. A question is the control of at
-            most one other. Those that are nobody's control are primary: m of them begin with 1/m of the level each. A
-            significant question hands its share on: first to its controls, otherwise to the open primary ones.
+        p_values: the unadjusted p-value of every question, controls included.
+        controls: by primary question, the controls that are asked once it is significant. A question is the control of
+            at most one other; one that is nobody's control is primary. Each of m primary questions begins with 1/m of
+            the level. A significant question hands its share to its controls, or else to the open primary questions.
     """
     names, controls = list(p_values), controls or {}
     place = {name: i for i, name in enumerate(names)}
@@ -106,7 +106,7 @@ class Result:
 
 
 def judged(differences: Mapping[Name, Difference], seeds: int = SEEDS) -> dict[Name, Result]:
-    """Return the result of each comparison of a family, adjusted by Holm; fewer than ``seeds`` seeds are no test."""
+    """Return the result of each comparison of a family, adjusted by Holm; with fewer than ``seeds`` seeds, no test."""
     levels = adjusted({
         name: 1.0 if difference.is_zero else difference.p_value() for name, difference in differences.items()
         if difference.n > 1 and (difference.is_zero or difference.sd > 0)
@@ -118,8 +118,8 @@ def judge(difference: Difference, level: float, seeds: int = SEEDS, smallest_eff
     """Return the result of one comparison.
 
     Args:
-        difference: over paired seeds.
-        level: its p-value, adjusted for its family.
+        difference: the mean difference over paired seeds.
+        level: the p-value of ``difference``, adjusted for its family.
         seeds: the fewest seeds of a test.
         smallest_effect: the smallest effect of interest, in the unit of the difference.
     """

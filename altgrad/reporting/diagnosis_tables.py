@@ -20,17 +20,17 @@ from altgrad.reporting.statistics import interval
 
 KL_MIXTURE = 1e-6  # share of p in q before KL(p || q), so that one empty bin is no infinite divergence
 EXPLAIN = "python -m altgrad.diagnostics explain CELL"
-COSINE_DECIMALS = 4  # two cosines near 1 differ late
+COSINE_DECIMALS = 4  # cosines near 1 differ only in late decimals
 ALONG, SHUFFLED = "natural_kfac_s", "natural_kfac_shuffled"
-#: The metrics of the section on geometry that its table shows, and with how many decimals.
+#: The metrics that `geometry_table` shows, and the number of decimals of each.
 GEOMETRY = {"stiffness_spread": 2, "gradient_stiffness_rho": 3, "fisher_stiffness_rho": 3, "natural_kfac_plain": 3,
             ALONG: 3, SHUFFLED: 3}  # fmt: skip
 FLAGS = [*IDENTITY, "what", "layer", "value", "limit"]
-OF_GEOMETRY = ("natural_", "stiffness_", "descent_share", "gradient_stiffness", "fisher_")  # how their names begin
+OF_GEOMETRY = ("natural_", "stiffness_", "descent_share", "gradient_stiffness", "fisher_")  # prefixes of names
 
 
 def diagnosis_table(study: Study, comparison: Comparison) -> Table | None:
-    """Return each metric of the diagnoses by format, mean over seeds, without those of `geometry_table`."""
+    """Return a row per diagnosed metric and a column per format, means over seeds; metrics of geometry are left out."""
     known, optimizer = METRICS | study.metrics, shown_optimizer(study, comparison)
     rows = per_layer(study.summary, study, comparison).dropna(subset="value")
     table = rows.pivot_table(index="metric", columns="format", values="value")
@@ -56,7 +56,7 @@ def diagnosis_table(study: Study, comparison: Comparison) -> Table | None:
 
 
 def _numbers(metric: Metric, values: list[float]) -> list[str]:
-    """Return the values of a row with equal decimals, so many that the largest value has three digits."""
+    """Return the texts of a row's values, with equal decimals such that the largest value has three digits."""
     values = [100 * value if metric.is_share else value for value in values]
     if metric.unit == "cosine":
         return [number(value, COSINE_DECIMALS) for value in values]
@@ -68,10 +68,10 @@ def _numbers(metric: Metric, values: list[float]) -> list[str]:
 
 
 def divergences(study: Study, comparison: Comparison) -> pd.Series:
-    """Return by format KL(its run || the baseline's) in bits, mean over layers and seeds; empty without a baseline.
+    """Return the divergence KL(format || baseline) of weights by format, in bits; empty without a baseline.
 
-    It compares the magnitudes of weights at the end of training, over quarter binades. The baseline's own value is that
-    to its run with the next seed: how far two runs come apart that differ in the seed alone.
+    It compares histograms of |w| at the end of training, in quarter binades, and is a mean over layers and seeds. The
+    baseline's value is the divergence from its own run with the next seed: the effect of the seed alone.
     """
     rows = per_layer(study.diagnosis, study, comparison)
     rows = rows[rows["metric"] == "log2_magnitude"]
@@ -95,10 +95,10 @@ def divergences(study: Study, comparison: Comparison) -> pd.Series:
 
 
 def geometry_table(study: Study, comparison: Comparison) -> Table | None:
-    """Return what the diagnoses say of each format's geometry and the loss's; None where none was diagnosed.
+    """Return a row per quantized format: how its spacing relates to the loss's geometry; None if none was diagnosed.
 
     A spacing-scaled optimizer descends along S·g, where S is the spacing of the format's values at each weight. If the
-    loss had that geometry, S·g would be nearer to the natural gradient F⁻¹g than with S shuffled among the weights.
+    loss had the format's geometry, S·g would be nearer to the natural gradient F⁻¹g than S·g with S shuffled.
     """
     optimizer = shown_optimizer(study, comparison)
     rows = per_layer(study.summary, study, comparison).dropna(subset="value")
@@ -130,7 +130,7 @@ def geometry_table(study: Study, comparison: Comparison) -> Table | None:
 
 
 def failures_table(study: Study, cases: Sequence[Case]) -> Table | None:
-    """Return each run that is missing, diverged or ended worse, with its first anomalous tensor."""
+    """Return a row per missing, diverged or worse run, with its first anomalous tensor; None without such runs."""
     columns = [
         words("cell"), words("what became of it"), words("first to leave its band"), Column("at step"),
         Column("loss at step"), Column("steps before"), Column("healthy runs"),
@@ -175,10 +175,10 @@ def updates_table(study: Study, comparison: Comparison) -> Table | None:
 
 
 def raised(study: Study) -> pd.DataFrame:
-    """Return a row per value beyond the limit of its metric, of the monitors and of the diagnoses.
+    """Return the flags: a row per measurement of the monitors or diagnoses that is beyond the limit of its metric.
 
-    The columns are the cell's identity, ``what`` it is, the ``layer`` or "" for the whole run, the worst value, and the
-    limit.
+    The columns are the run's identity, ``what`` was measured, the ``layer`` ("" for the whole run), the worst ``value``
+    and the ``limit``.
     """
     parts = [_watched(study, role, metric) for metric in METRICS.values() for role in metric.watched]
     parts += [_beyond(_gradient_ratio(study), "gradient_ratio"), _beyond(study.cells, "clipped_frac")]
@@ -190,7 +190,7 @@ def raised(study: Study) -> pd.DataFrame:
 
 
 def _watched(study: Study, role: str, metric: Metric) -> pd.DataFrame:
-    """Return a flag for each layer of which any instrumented pass was beyond the metric's limit."""
+    """Return a flag for each run and layer in which any instrumented pass was beyond the limit of ``metric``."""
     rows = study.monitors[(study.monitors["role"] == role) & (study.monitors["metric"] == metric.name)]
     limit = metric.bound
     crossed = [limit.crossed(layer, value) for layer, value in zip(rows["layer"], rows["value"], strict=True)]
@@ -200,7 +200,7 @@ def _watched(study: Study, role: str, metric: Metric) -> pd.DataFrame:
 
 
 def _gradient_ratio(study: Study) -> pd.DataFrame:
-    """Return the largest ratio of the first and last layer's gradient norms, the larger over the smaller, by run."""
+    """Return by run the largest ratio over steps of first and last layer's gradient norms (larger over smaller)."""
     rows = study.monitors[
         (study.monitors["role"] == "weight_grad") & (study.monitors["metric"] == "l2") & (study.monitors["value"] > 0)
     ]
@@ -219,5 +219,5 @@ def _beyond(runs: pd.DataFrame, name: str) -> pd.DataFrame:
 
 
 def flag_name(metric: Metric, role: str = "") -> str:
-    """Return what is flagged: a metric as ``python -m altgrad.metrics`` defines it, of tensors or of a whole run."""
+    """Return the text of a flag, such as ``sqnr_db of inputs (dB)``; without ``role`` the metric is of a whole run."""
     return f"{metric.name}{f' of {TENSORS[role]}' if role else ''} ({metric.unit})"

@@ -1,9 +1,9 @@
 """Numbers and tables for DVC and other programs: metrics.json, summary.json, results.csv, and plots/.
 
-Every table of plots/ has format, optimizer, seed and lr_scale as its first columns, so that one plot serves ``dvc plots
+Every table of plots/ begins with the columns format, optimizer, seed and lr_scale. So one plot serves ``dvc plots
 show`` (many formats, one revision) and ``dvc plots diff`` (many revisions). The Vega-Lite templates in ``.dvc/plots``
-read these columns. The command ``python -m altgrad.reporting.dvc_outputs`` writes the script that shows DVC's page of
-plots without a network; it has 0.9 MB, so the repository does not hold it.
+read these columns. The command ``python -m altgrad.reporting.dvc_outputs`` writes the script with which DVC's page of
+plots needs no network. The script has 0.9 MB and is not in the repository.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VEGA_LITE = "5.21"  # the last version of the major version that the templates n
 
 
 def write_outputs(study: Study, comparison: Comparison, flags: int, out: Path) -> None:
-    """Write metrics.json, summary.json, results.csv and plots/ into ``out``; ``flags`` is how many were raised."""
+    """Write metrics.json, summary.json, results.csv and plots/ into ``out``; ``flags`` is the number of flags."""
     write_json(out / "metrics.json", metrics(study, comparison))
     write_json(out / "summary.json", numbers(study, comparison, flags))
     tables = {"results": compared(study, comparison)} | {f"plots/{name}": table(study) for name, table in PLOTS.items()}
@@ -40,7 +40,7 @@ def write_outputs(study: Study, comparison: Comparison, flags: int, out: Path) -
 
 
 def metrics(study: Study, comparison: Comparison) -> dict[str, Any]:
-    """Return the numbers of metrics.json, each a column of ``dvc exp show``, with four decimals; null for none.
+    """Return the content of metrics.json: numbers with four decimals or null, each a column of ``dvc exp show``.
 
     They are counts of runs, the primary metric of the baseline (of every entry in a grid without a baseline), and Δ and
     ΔΔ of each quantized format. Δ is the difference to the baseline under the baseline optimizer. ΔΔ is the
@@ -78,12 +78,12 @@ def _rounded(value: float) -> float | None:
 
 
 def numbers(study: Study, comparison: Comparison, flags: int) -> dict[str, Any]:
-    """Return the numbers of summary.json: numbers, names and nulls, with the same keys whatever completed.
+    """Return the content of summary.json: numbers, names and nulls. Its keys do not depend on which runs completed.
 
     The primary metric and ``delta_format``, its difference to the baseline format, are means over seeds at each
     optimizer's best learning rate. ``delta_optimizer`` is the difference to the reference optimizer, and
     ``delta_format_specific`` the format-specific effect. ``best`` is the quantized run at the top of the report's
-    ranking, ``noise_floor`` half the 95 % interval of a cost, the median, and ``flags`` how many were raised.
+    ranking. ``noise_floor`` is the median of half the 95 % interval of a cost, ``flags`` the number of flags.
     """
     best, gains, column = comparison.best, comparison.gains, study.primary.final
     counts = {status: len(study.of_status(status)) for status in (COMPLETED, DIVERGED, MISSING)}
@@ -113,10 +113,10 @@ def _nested(table: pd.DataFrame, values: Any) -> dict[str, dict[str, float | Non
 
 
 def compared(study: Study, comparison: Comparison) -> pd.DataFrame:
-    """Return results.csv: a row per comparison of the report, with its paired t-test alone and its result.
+    """Return the content of results.csv: a row per comparison of the report, with its own paired t-test and its result.
 
-    ``delta`` is the loss of ``optimizer`` in ``format`` minus that of ``against``. A format-specific effect is the gain
-    minus that in the unquantized control, ``against``. ``p_adjusted`` is empty where nothing was tested.
+    ``delta`` is the loss of ``optimizer`` in ``format`` minus the loss of ``against``. For a format-specific effect it
+    is the gain minus the gain in the unquantized control ``against``. ``p_adjusted`` is empty if nothing was tested.
     """
     rows = []
     for (kind, entry, *arms), claim in comparison.answers.claims.items():
@@ -145,7 +145,7 @@ def training_table(study: Study) -> pd.DataFrame:
 
 
 def validation_table(study: Study) -> pd.DataFrame:
-    """Return a row per evaluation: the primary metric, and its difference to the baseline's of that seed and step."""
+    """Return a row per evaluation: the primary metric, and its difference to the baseline at the same seed and step."""
     history = study.history.assign(**{PRIMARY: study.history[study.primary.on_validation]}).dropna(subset=PRIMARY)
     table = _with_outcome(study, history)[[*IDENTITY, "outcome", "step", PRIMARY]]
     keys = ["optimizer", "seed", "lr_scale", "step"]
@@ -157,7 +157,7 @@ def validation_table(study: Study) -> pd.DataFrame:
 
 
 def results_table(study: Study) -> pd.DataFrame:
-    """Return a row per completed cell: the primary metric."""
+    """Return a row per completed cell with its primary metric."""
     metric = study.primary
     completed = study.of_status(COMPLETED).rename(columns={metric.final: PRIMARY})
     split = "test" if metric.final.startswith("test_") else "validation"
@@ -175,7 +175,7 @@ def layers_table(study: Study) -> pd.DataFrame:
 
 
 def _with_outcome(study: Study, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with the ``outcome`` of their run: a plot leaves diverged runs out of its means."""
+    """Return ``rows`` with the ``outcome`` of their run, by which plots leave diverged runs out of means."""
     outcomes = study.cells.rename(columns={"status": "outcome"})[[*IDENTITY, "outcome"]]
     return rows.merge(outcomes, on=IDENTITY, how="left")
 
@@ -189,7 +189,7 @@ def write_vega(folder: Path) -> Path:
 
     bundle = vl_convert.javascript_bundle(vl_version=VEGA_LITE)  # type: ignore[call-arg] # the stub lacks a default
     path = folder / "vega.js"
-    # In a function, since its many short names would collide with the variables of DVC's own scripts.
+    # In a function, since the bundle's short names would collide with the variables of DVC's own scripts.
     write_text(path, "(function () {\n" + bundle + "\n})();\n")
     return path
 

@@ -1,6 +1,6 @@
 """``altgrad compare``: the report's tables and figures for runs that another program has trained, given as CSV files.
 
-COMPARE.md is its page for users. A mistake in a file is one sentence with file and line.
+COMPARE.md is the page for users. A mistake in a file raises a `UserError`: one sentence with file and line.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from altgrad.reporting.primary_metric import PrimaryMetric
 from altgrad.reporting.summary import outcomes, summary
 from altgrad.reporting.tables import results_table
 
-ALL = "all"  # the configuration of every run in a table without that column; likewise the optimizer
+ALL = "all"  # the configuration (or optimizer) of every run in a table without that column
 QUESTION = "What does each configuration change, and what each optimizer?"
-SECTIONS = ("gains", "costs", "curves")  # of figures that need nothing but losses
+SECTIONS = ("gains", "costs", "curves")  # their figures need only losses
 
 
 class Family(Settings):
-    """What each configuration and each optimizer is compared with, and what the numbers are.
+    """The settings of a comparison: references, controls, and the metric that is compared.
 
-    ``reference`` is a configuration. Controls are given with what they are controls of. The control of an optimizer may
-    be one with the same steps in another order; that of a configuration, one that gives the optimizer a format and
-    quantizes nothing. In ``unquantized`` configurations every optimizer is its reference's form: a difference there is
-    one of tuning, and no smaller effect counts anywhere.
+    ``reference`` is a configuration. ``optimizer_controls`` maps a control to its optimizer, ``configuration_controls``
+    a control to its configuration. An optimizer's control may take the same steps in another order. A configuration's
+    control may give the optimizer a format and quantize nothing. In ``unquantized`` configurations every optimizer
+    counts as trained like the reference: a difference there comes from tuning, and no smaller effect counts anywhere.
     """
 
     reference: str | None = None
@@ -57,9 +57,9 @@ class Family(Settings):
 
     @classmethod
     def read(cls, path: Path | None, flags: Mapping[str, Any]) -> Family:
-        """Return the family in a YAML file, if one is given; flags that are not ``None`` replace its settings.
+        """Return the family in the YAML file ``path``, if given; ``flags`` that are not ``None`` replace its settings.
 
-        Raises :class:`altgrad.config.UserError` with every mistake, by its place.
+        Raises :class:`altgrad.config.UserError` that names every mistake and its place.
         """
         settings = {name: value for name, value in flags.items() if value is not None}
         try:
@@ -68,9 +68,9 @@ class Family(Settings):
             raise UserError("\n".join(sentences(error, str(path or "flags")))) from None
 
     def checked(self, rows: pd.DataFrame, source: str) -> Family:
-        """Return the family with its references filled in; one that is the only one need not be named.
+        """Return the family with its references filled in: if none is set, the only configuration or optimizer.
 
-        Raises :class:`altgrad.config.UserError` for a name that no run has, and where a reference is not known.
+        Raises :class:`altgrad.config.UserError` if a name has no run, a reference is not known or a control is wrong.
         """
         named = {"configuration": list(rows["configuration"].unique()), "optimizer": list(rows["optimizer"].unique())}
         if all(len(known) == 1 for known in named.values()):
@@ -93,7 +93,7 @@ class Family(Settings):
         return self.model_copy(update=references)
 
     def optimizer_role(self, name: str) -> OptimizerRole:
-        """Return the role of an optimizer: every one but the reference counts as one that follows a format."""
+        """Return the role of an optimizer. Each one except the reference counts as following a format's spacing."""
         plain, of = name == self.reference_optimizer, self.optimizer_controls.get(name)
         return OptimizerRole(plain, of is not None, not plain, not plain, control_of=of)
 
@@ -104,7 +104,7 @@ class Family(Settings):
 
 
 def study_of(rows: pd.DataFrame, curves: pd.DataFrame | None, family: Family) -> Study:
-    """Return the study of ``rows``: a seed that a configuration lacks under an optimizer is a missing run."""
+    """Return ``rows`` as a study. A configuration, optimizer and seed without a row are a missing run."""
     losses = rows.set_index(KEY)["loss"]
     runs = pd.MultiIndex.from_product([rows[name].unique() for name in KEY], names=IDENTITY[:3])
     table = pd.DataFrame({"lr_scale": 1, "val_loss": losses.reindex(runs)}, runs).reset_index()
@@ -140,13 +140,13 @@ def write_comparison(results: Path, family: Family, curves: Path | None, out: Pa
         results: final losses, a row per run.
         family: what is compared with what.
         curves: losses by step, a row per run and step.
-        out: a folder, which is made once everything has been read and compared.
+        out: the folder to write. It is made only after everything has been read and compared.
 
     Returns:
         The result in a sentence.
 
     Raises:
-        UserError: for a mistake in a file, a name that no run has, or runs of which none share two seeds.
+        UserError: for a mistake in a file, a name that no run has, or if no comparison has two seeds in common.
     """
     rows = read_rows(results, family.metric)
     family = family.checked(rows, str(results))
@@ -171,7 +171,7 @@ def write_comparison(results: Path, family: Family, curves: Path | None, out: Pa
 
 
 def _family_table(results: Path, family: Family, unread: list[str]) -> Table:
-    """Return the settings of the family, defaults included, and the columns of the results that nothing reads."""
+    """Return a table of the family's settings, defaults included, and of the columns of ``results`` left unread."""
 
     def text(value: object) -> str:
         if isinstance(value, dict):
@@ -189,11 +189,11 @@ def _family_table(results: Path, family: Family, unread: list[str]) -> Table:
 
 
 def read_rows(path: Path, metric: str, key: Sequence[str] = KEY) -> pd.DataFrame:
-    """Return the values in column ``metric`` of a CSV file, in the order of its rows.
+    """Return the column ``metric`` of a CSV file as ``loss``, with the columns ``key``, in the order of its rows.
 
-    The columns are those of ``key``, and ``loss``: float64, NaN where the run has diverged. The index is the line in
-    the file, and ``attrs["unread"]`` names its other columns. Raises :class:`altgrad.config.UserError` for a file that
-    is no such table, and for a run that stands there twice.
+    ``loss`` is float64, NaN if the run diverged. The index is the line number in the file, and ``attrs["unread"]``
+    names the file's other columns. Raises :class:`altgrad.config.UserError` if the file is no such table or has a run
+    twice.
     """
     rows: dict[tuple[str | int, ...], tuple[int, float]] = {}
     unread: list[str] = []
@@ -225,7 +225,7 @@ def read_curves(path: Path, metric: str, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _lines(path: Path, needed: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the line and the values of each row; `ALL` for one of configuration and optimizer that is no column."""
+    """Yield each row's line number and values by column; a missing column configuration or optimizer gives `ALL`."""
     try:
         text = read_locked(path).decode("utf-8-sig")
     except OSError as error:

@@ -20,12 +20,12 @@ from altgrad.reporting.markdown import listed, plural, significant
 from altgrad.reporting.tuning import Tuning
 
 YES, NO, PARTLY, OPEN = "yes", "no", "partly", "does not apply"
-Met = tuple[str, str]  # one of these, and why
+Met = tuple[str, str]  # whether a condition is met (one of these texts), and the reason
 UNAWARE = OPEN, "no geometry-aware optimizer in this grid"
 
 
 def conditions(study: Study, comparison: Comparison, tuning: Tuning | None = None) -> dict[str, Met]:
-    """Return the conditions by name, in a fixed order; ``tuning`` is an earlier study that fixed the learning rates."""
+    """Return whether each condition is met, by name; ``tuning`` is an earlier study that fixed the learning rates."""
     arms = {name: study.arm(name) for name in study.optimizers}
     others, aware = roles.aware(study), any(map(roles.follows_spacing, arms.values()))
     matched = listed([name for name, arm in arms.items() if arm.get("match_rms")])
@@ -56,12 +56,12 @@ def conditions(study: Study, comparison: Comparison, tuning: Tuning | None = Non
 
 
 def _some(good: int, of: int) -> str:
-    """Return whether a condition is met that is good for ``good`` members of ``of``."""
+    """Return "yes", "partly" or "no" for a condition that ``good`` members out of ``of`` meet."""
     return YES if good == of else PARTLY if good else NO
 
 
 def _tuned(study: Study, comparison: Comparison) -> Met:
-    """Return whether the best of the grid's learning rates lies between others, for each optimizer and format."""
+    """Return whether, for each optimizer and format, the best learning rate lies between smaller and larger ones."""
     best = comparison.best
     edge, lost = best[best["bracket"] == "unbracketed"], best[best["bracket"] == "none completed"]
     reasons = [f"{len(study.lr_scales)} learning rates for every optimizer"]
@@ -75,7 +75,7 @@ def _tuned(study: Study, comparison: Comparison) -> Met:
 
 
 def _tuned_before(study: Study, tuning: Tuning | None) -> Met:
-    """Return whether the learning rate of each optimizer is the best of those that an earlier study tried."""
+    """Return whether each optimizer has the best of the learning rates that an earlier study (``tuning``) tried."""
     if tuning is None:
         return NO, f"one learning rate for each optimizer in this grid (scale {study.lr_scales[0]:g})"
     good, bad = [], []
@@ -97,7 +97,7 @@ def _tuned_before(study: Study, tuning: Tuning | None) -> Met:
 
 
 def _seeds(comparison: Comparison) -> Met:
-    """Return whether every comparison has enough seeds; a seed counts if all of its runs completed."""
+    """Return whether every comparison has enough seeds; a seed counts if all runs of the comparison completed it."""
     if comparison.answers.paired_seeds is None:
         return OPEN, "no two runs are compared on a seed that both completed"
     fewest, most = comparison.answers.paired_seeds
@@ -107,7 +107,7 @@ def _seeds(comparison: Comparison) -> Met:
 
 
 def _text(study: Study, comparison: Comparison) -> Met:
-    """Return whether runs are compared on enough documents, and which differences the seeds would have shown there."""
+    """Return whether runs are compared on enough documents, and how large a difference the seeds would show there."""
     splits = study.corpus.get("splits")
     if splits is None or any("eval_sequences" not in cell["train"] for cell in study.resolved.values()):
         return OPEN, "not known: other programs trained the runs"
@@ -128,11 +128,11 @@ def _text(study: Study, comparison: Comparison) -> Met:
 
 
 def _one_machine(study: Study) -> Met:
-    """Return whether the runs of a seed were trained on one class of machine, where a cell gives the same bits."""
+    """Return whether all runs of a seed were trained on one class of machine: within one, results have equal bits."""
     of_seed: dict[int, set[str]] = {}
     for key, timing in study.timing.items():
         versions = timing.get("versions", {})
-        before = f"{timing.get('machine')}, torch {versions.get('torch')}"  # of records without a class
+        before = f"{timing.get('machine')}, torch {versions.get('torch')}"  # for records without a machine class
         of_seed.setdefault(study.cells.at[key, "seed"], set()).add(timing.get("machine_class", before))
     if not of_seed:
         return OPEN, "no run has trained"
@@ -187,7 +187,7 @@ def _settings(study: Study, comparison: Comparison) -> Met:
 
 
 def _decay(study: Study) -> Met:
-    """Return whether weight decay alone leaves the same share of a weight with every optimizer."""
+    """Return whether weight decay alone leaves the same share of a weight at the end under every optimizer."""
     if any("warmup" not in cell["train"] for cell in study.resolved.values()):
         return PARTLY, "not known: other programs trained the runs, by schedules of their own"
     kept: dict[str, set[str]] = {}
@@ -205,7 +205,7 @@ def _decay(study: Study) -> Met:
 
 
 def _shares(cell: dict[str, Any]) -> tuple[float, float]:
-    """Return the shares of a linear layer's weight and of an embedding that a step at the peak rate takes away."""
+    """Return the shares that a step's decay takes from a linear layer's weight and an embedding, at the peak rate."""
     arm = cell["arm"]
     if arm.get("decay") is not None:
         return arm["decay"], arm["plain_decay"]

@@ -34,7 +34,7 @@ from altgrad.reporting.anomalies import Case, sentences
 from altgrad.reporting.load import IDENTITY, MISSING, Study
 from altgrad.reporting.markdown import RUNS, as_json, named_runs, runs_page, significant
 
-LONG = 24  # characters of a cell of text that is broken into lines
+LONG = 24  # a table cell with more characters of text is broken into lines
 PAGES = jinja2.Environment(
     loader=jinja2.PackageLoader("altgrad.reporting", "."), autoescape=True, undefined=jinja2.StrictUndefined,
     trim_blocks=True, lstrip_blocks=True,
@@ -45,7 +45,7 @@ MARKDOWN.add_render_rule(
 )
 MARKDOWN.add_render_rule("table_close", lambda *_: "</table></div>\n")
 
-POINTS = 60  # of a curve, about; evaluations are all kept
+POINTS = 60  # about so many points of a curve are kept, and all evaluations
 OUTCOME = ["signature", "outcome_step", "first_nonfinite", "first_rows"]
 RESULTS = [
     "val_loss", "val_loss_best", "val_loss_best_step", "train_loss", "perplexity", "clipped_frac", "peak_lr", "steps",
@@ -60,7 +60,8 @@ def to_html(text: str, figures: Path, links: Mapping[str, str] | None = None) ->
     Args:
         text: a title, a question and the answer, each a paragraph at least, then sections below ``##``.
         figures: the folder of the figures' PNG files.
-        links: where strong or code texts such as a format's name lead on the page of all runs; ``None`` without one.
+        links: addresses on the page of all runs by strong or code text, such as a format's name; ``None`` if there is
+            no such page.
     """
     top, *sections = named_runs(text, links or {}).split("\n\n## ")
     title, question, answer = top.split("\n\n", 2)
@@ -75,7 +76,7 @@ def to_html(text: str, figures: Path, links: Mapping[str, str] | None = None) ->
 
 
 def _rendered(text: str, figures: Path) -> Markup:
-    """Return Markdown as HTML with figures inside, and the classes that page.css knows."""
+    """Return Markdown as HTML, with the figures embedded and with the CSS classes of page.css."""
     tokens = MARKDOWN.parse(text)
     above = ""  # the kind of block above
     for token, content in itertools.pairwise(tokens):
@@ -98,7 +99,7 @@ def _rendered(text: str, figures: Path) -> Markup:
 
 
 def links_of(study: Study) -> dict[str, str]:
-    """Return where the page of all runs shows each run of ``study`` by its key, each format and each optimizer."""
+    """Return the address on the page of all runs for each key of a run, each format and each optimizer."""
     return (
         {name: runs_page(optimizer=name) for name in study.optimizers}
         | {name: runs_page(format=name) for name in study.formats}
@@ -107,7 +108,7 @@ def links_of(study: Study) -> dict[str, str]:
 
 
 def to_cells_page(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> str:
-    """Return cells.html, each run at the address ``cells.html#KEY``; ``flags`` and ``cases`` are the report's."""
+    """Return the text of cells.html: each run at ``cells.html#KEY``, with its ``flags`` and its case, if it has one."""
     # A "<" would end the script element that holds it, whatever stands around it.
     data = json.dumps(contents(study, flags, cases), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     above = "minus" if study.primary.higher_is_better else "above"
@@ -117,7 +118,7 @@ def to_cells_page(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> s
 
 
 def contents(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> dict[str, Any]:
-    """Return what the page shows, as JSON has it, with the numbers of the study's files."""
+    """Return the data of cells.html, ready for JSON: every run, and the names and definitions of the metrics."""
     histories, summaries, flagged = (
         dict(list(frame.groupby(IDENTITY, sort=False))) for frame in (study.history, study.summary, flags)
     )
@@ -164,7 +165,7 @@ def contents(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> dict[s
 
 
 def _curve(history: pd.DataFrame, value: str) -> list[list[float | None]]:
-    """Return step, training loss, ``value`` and gradient norm of every evaluation, and of some `POINTS` other steps."""
+    """Return step, training loss, ``value`` and gradient norm at each evaluation and about `POINTS` other steps."""
     every = max(1, math.ceil(len(history) / POINTS))
     kept = (np.arange(len(history)) % every == 0) | history["val_loss"].notna().to_numpy()
     columns = ["step", "train_loss", value, "grad_norm"]
@@ -172,7 +173,7 @@ def _curve(history: pd.DataFrame, value: str) -> list[list[float | None]]:
 
 
 def settings(cell: dict[str, Any]) -> str:
-    """Return as YAML the settings of a resolved cell, without defaults, its key's parts and formats of the registry."""
+    """Return the settings of a resolved cell as YAML, without defaults, the parts of its key and registered formats."""
     left_out = {"key", *IDENTITY}
     if "monitor" in cell:
         checked = validated(Cell, cell, f"data/grid/{cell['key']}.json")

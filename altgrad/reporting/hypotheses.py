@@ -29,7 +29,7 @@ Question = tuple[str, ...]  # (COST, entry), (GAIN or BEYOND, entry, arm), (CONT
 
 @dataclass(frozen=True)
 class Questions:
-    """What is asked: ``contrasts`` by question, ``controls`` by the gain that they belong to, what is exploratory."""
+    """The questions of a report: the contrast of each, the controls of each gain, and which ones are exploratory."""
 
     contrasts: dict[Question, Contrast]
     controls: dict[Question, list[Question]]
@@ -37,7 +37,7 @@ class Questions:
 
 
 def losses_of(study: Study, column: str) -> PairedLosses[Run]:
-    """Return what ``column`` of the study's cells holds, by run and seed; NaN for a cell that did not complete."""
+    """Return ``column`` of the study's cells by run and seed; NaN for a cell that did not complete."""
     cells = study.cells
     losses = cells[column].where(cells["status"] == COMPLETED).to_numpy(dtype="float64")
     runs = zip(cells["format"], cells["optimizer"], cells["lr_scale"], strict=True)
@@ -49,7 +49,7 @@ def ask(study: Study, best: Mapping[tuple[str, str], Run], references: Mapping[s
 
     Args:
         study: the runs.
-        best: the run that stands for each entry and optimizer.
+        best: the run at the chosen learning rate, by (entry, optimizer).
         references: the baseline optimizer of each optimizer that has one.
     """
     contrasts: dict[Question, Contrast] = {}
@@ -107,7 +107,7 @@ def answer(
     Args:
         questions: from `ask`.
         runs: the losses.
-        least: by optimizer, the difference that its tuning alone makes where nothing is quantized.
+        least: by optimizer, the difference that its tuning alone makes; a gain is tested against this difference.
         tuned_here: whether the learning rates were chosen on the seeds that are compared. Then nothing is tested.
         smallest_effect: the smallest effect of interest, in the unit of the losses.
     """
@@ -118,7 +118,7 @@ def answer(
     }  # fmt: skip
     p_values: dict[Question, float] = {}
     seen: dict[tuple[str, bytes], Question] = {}
-    asked_as: dict[Question, Question] = {}  # runs of E0M7 repeat those of E1M6: that is one question
+    asked_as: dict[Question, Question] = {}  # runs of E0M7 and E1M6 are identical: one question
     for q, difference in differences.items():
         if difference.sd > 0:
             asked_as[q] = seen.setdefault((q[0], runs.row(questions.contrasts[q]).tobytes()), q)

@@ -54,17 +54,17 @@ class Study:
     """A grid and what its runs left on disk.
 
     Attributes:
-        params, corpus: the settings of the grid's index, and the sizes of the splits.
+        params, corpus: the settings in the grid's index; tokens/meta.json, such as the sizes of the splits.
         resolved: the resolved settings of each cell by key.
         cells: a row per cell in grid order, indexed by key: format, optimizer, seed and lr_scale, then ``status``
             (completed, diverged or missing), ``reason`` (of a missing cell) and the numbers of the run's metrics and
-            timing. A number that is not there is NaN, a text is empty.
-        history, monitors, diagnosis, summary, flags: tidy rows behind the same four columns; ``diagnosis`` has each
-            metric at its last step.
+            timing. A missing number is NaN, a missing text is empty.
+        history, monitors, diagnosis, summary, flags: tidy frames that begin with the same four columns; ``diagnosis``
+            has each metric at its last step.
         timing: timing.json by key.
         metrics: the metrics of the diagnoses that `altgrad.metrics` does not know.
         primary: the primary metric.
-        switches: the changes of recipe during a run by key, as in its metrics.json.
+        switches: by key, the changes of recipe during the run, as in its metrics.json.
     """
 
     params: dict[str, Any]
@@ -93,26 +93,26 @@ class Study:
         return name if name in self.formats else None
 
     def arm(self, optimizer: str) -> dict[str, Any]:
-        """Return the resolved settings of an optimizer, those of its first cell."""
+        """Return the resolved settings of an optimizer, from its first cell."""
         return self.resolved[self.cells.index[self.cells["optimizer"] == optimizer][0]]["arm"]
 
     def entry(self, name: str) -> dict[str, Any]:
-        """Return the resolved settings of a grid entry, those of its first cell."""
+        """Return the resolved settings of a grid entry, from its first cell."""
         return next(cell for cell in self.resolved.values() if cell["format"] == name)
 
     def last_rules(self, name: str) -> list[dict[str, Any]]:
-        """Return the rules with which the first cell of a grid entry ended."""
+        """Return the quantization rules at the end of a grid entry's first cell."""
         cell = self.entry(name)
         switches = self.switches.get(cell["key"]) if "schedule" in cell else None
         return cell["schedule"][switches[-1]["place"] - 1]["rules"] if switches else cell["rules"]
 
     def of_status(self, status: str) -> pd.DataFrame:
-        """Return the rows of ``cells`` with this status."""
+        """Return the rows of ``cells`` with ``status`` (completed, diverged or missing)."""
         return self.cells[self.cells["status"] == status]
 
 
 def every_rule(cell: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rules of a resolved cell, also those that it changes to during its run."""
+    """Return the quantization rules of a resolved cell, and of the recipes that it changes to during its run."""
     return [rule for recipe in (cell, *cell.get("schedule", [])) for rule in recipe["rules"]]
 
 
@@ -208,8 +208,8 @@ def _frame(tables: list[pa.Table], columns: list[str]) -> pd.DataFrame:
 def prune(data: Path) -> list[Path]:
     """Remove the outputs of cells that are not in ``data/grid/index.json``; return the removed paths, sorted.
 
-    DVC leaves the outputs of a stage that no longer exists on disk. They are ``data/runs/<key>/`` and
-    ``data/diag/<key>.json`` and ``.parquet``; other files, such as a ``.gitignore``, stay.
+    When a stage is removed, DVC leaves its outputs on disk: ``data/runs/<key>/``, ``data/diag/<key>.json`` and
+    ``data/diag/<key>.parquet``. Other files, such as a ``.gitignore``, stay.
     """
     keys = set(read_json(data / "grid/index.json")["cells"])
     runs = [path for path in (data / "runs").glob("*/") if path.name not in keys]

@@ -24,7 +24,7 @@ NAMED = re.compile(r"(`|\*\*)([^`]+?)\1")
 
 @dataclass(frozen=True)
 class Column:
-    """A table's column: its head, and whether it holds numbers, which are set right."""
+    """A table's column: its head, and whether it holds numbers, which are aligned right."""
 
     head: str
     numeric: bool = True
@@ -51,7 +51,7 @@ class Table:
         return f"{text}\n\n*{escaped(self.note)}*" if self.note else text
 
     def of_runs(self, runs: Sequence[Mapping[str, object]]) -> Table:
-        """Return the table with a link from each number to the runs behind its row: a selection for each row."""
+        """Return the table with each number as a link to runs; ``runs`` has the keywords of `to_runs` for each row."""
         rows = [
             [to_runs(value, **own) if column.numeric else value
              for column, value in zip(self.columns, row, strict=True)]
@@ -62,7 +62,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure by the name of its files, with the text that stands for it and its caption."""
+    """A figure: the name of its files, its alternative text and its caption."""
 
     name: str
     alt: str
@@ -82,9 +82,9 @@ def to_markdown(blocks: Iterable[Block | None]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return ``text`` with the characters escaped that Markdown would take for marks, such as those of ``E4M3*``.
+    """Return ``text`` with ``_``, ``<`` and single ``*`` escaped, as in ``E4M3*``.
 
-    The marks of a paragraph stay, and so does all code.
+    ``**strong**`` text keeps its marks, and code between back-ticks stays as it is.
     """
     pieces = text.split("`")
     for position in range(0, len(pieces), 2):  # what stands between back-ticks is left as it is
@@ -94,10 +94,10 @@ def escaped(text: str) -> str:
 
 
 def runs_page(**runs: object) -> str:
-    """Return the address of the page of all runs that shows some of them, or all.
+    """Return the address at which the page of all runs shows the selected ones; all without a keyword.
 
-    ``runs`` selects by ``format``, ``optimizer``, ``lr_scale`` and ``seed``, each with a value or a list of values.
-    The page also shows a ``metric`` run by run.
+    Runs are selected by ``format``, ``optimizer``, ``lr_scale`` and ``seed``, each a value or a list of values. A
+    ``metric`` is one that the page shows run by run.
     """
     return f"{RUNS}#{'?' * bool(runs)}{urlencode(runs, doseq=True)}"
 
@@ -108,12 +108,12 @@ def to_runs(text: str, **runs: object) -> str:
 
 
 def without_runs(text: str) -> str:
-    """Return Markdown without links to runs."""
+    """Return Markdown without links to runs: only their texts stay, and "Its runs" goes."""
     return LINK.sub(lambda link: link[2] or "", text)
 
 
 def named_runs(text: str, links: Mapping[str, str]) -> str:
-    """Return Markdown whose strong and code texts that are in ``links`` are links to what these have."""
+    """Return Markdown in which each strong or code text that is a key of ``links`` becomes a link to that address."""
 
     def linked(found: re.Match[str]) -> str:
         target = links.get(found[2].replace("\\", ""))
@@ -123,22 +123,22 @@ def named_runs(text: str, links: Mapping[str, str]) -> str:
 
 
 def shown(value: float | None) -> TypeGuard[float]:
-    """Return whether there is a finite number to show."""
+    """Return whether ``value`` is a finite number."""
     return value is not None and math.isfinite(value)
 
 
 def as_json(value: float | None, digits: int = 12) -> float | None:
-    """Return a JSON number, or null for none; twelve digits hide what summation order leaves in the last."""
+    """Return ``value`` rounded for JSON, or None if not finite; twelve digits hide effects of summation order."""
     return float(f"{value:.{digits}g}") + 0.0 if shown(value) else None
 
 
 def number(value: float | None, digits: int) -> str:
-    """Return ``value`` with this many decimals, or a dash for none."""
+    """Return ``value`` with ``digits`` decimals, or a dash if it is not finite."""
     return f"{value:.{digits}f}".replace("-", MINUS) if shown(value) else NONE
 
 
 def signed(value: float | None, digits: int) -> str:
-    """Return ``value`` with its sign and this many decimals; zero after rounding has no sign."""
+    """Return ``value`` with its sign and ``digits`` decimals; zero after rounding has no sign."""
     if not shown(value):
         return NONE
     text = f"{value:+.{digits}f}"
@@ -146,7 +146,7 @@ def signed(value: float | None, digits: int) -> str:
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """Return ``value`` with this many significant digits, in scientific form when very large or small."""
+    """Return ``value`` with ``digits`` significant digits, as ``1.5e−07`` if very small or large; a dash for none."""
     return f"{value:.{digits}g}".replace("-", MINUS) if shown(value) else NONE
 
 
@@ -161,6 +161,6 @@ def plural(count: int, noun: str) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return ``a, b and c``."""
+    """Return the names as ``a, b and c``."""
     *first, last = [*names] or [""]
     return f"{', '.join(first)} and {last}" if first else last

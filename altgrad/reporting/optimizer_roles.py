@@ -15,11 +15,11 @@ from altgrad.reporting.load import Study, every_rule
 
 NULL_STIFFNESS = ("mean", "permuted")  # they carry no information about the weight
 FOREIGN_STIFFNESS = ("foreign",)
-# Settings by which an optimizer is tuned: they do not keep one from being the control of another.
+# Settings by which an optimizer is tuned: an optimizer and its control may differ in them.
 TUNED = ("lr", "plain_lr")
 # Settings apart from the spacing, in which an optimizer and its reference should not differ.
 SHARED = ("betas", "eps", "momentum", "weight_decay", "decay", "plain_decay", "plain_lr")
-ROLE = "role"  # where a resolved cell and its arm declare one
+ROLE = "role"  # the key under which a resolved cell and its arm may declare their roles
 
 Arm = dict[str, Any]
 
@@ -44,12 +44,12 @@ class EntryRole(NamedTuple):
 
 
 def regime(arm: Arm) -> str:
-    """Return how weights are stored: as float32 ``master`` weights, or ``quantized``, always values of a format."""
+    """Return the weight storage: "master" (float32 master weights) or "quantized" (always values of a format)."""
     return arm.get("weights", "master")
 
 
 def role_of(arm: Arm) -> OptimizerRole:
-    """Return the role that the resolved settings of an optimizer declare or give it."""
+    """Return an optimizer's role: the declared one, or else the one that its resolved settings determine."""
     if ROLE in arm:
         return arm[ROLE]
     stiffness, base = arm.get("stiffness"), BASES[arm["base"]]
@@ -68,7 +68,7 @@ def plain(study: Study) -> list[str]:
 
 
 def aware(study: Study) -> list[str]:
-    """Return the optimizers that are not `plain`."""
+    """Return the optimizers that are not baseline optimizers."""
     return [name for name in study.optimizers if not role_of(study.arm(name)).plain]
 
 
@@ -98,9 +98,9 @@ def is_plain_in(study: Study, entry: str, arm: str) -> bool:
 
 
 def references(study: Study) -> dict[str, str]:
-    """Return the baseline optimizer that each other optimizer is compared with; those without one are left out.
+    """Return the baseline optimizer of each other optimizer, by its name; optimizers without one are left out.
 
-    Both have the same base, apart from the spacing, and the same weight storage; rounding alike is preferred.
+    Both have the same base optimizer and the same weight storage. One with the same rounding is preferred.
     """
     candidates, chosen = plain(study), {}
     for name in aware(study):
@@ -112,14 +112,14 @@ def references(study: Study) -> dict[str, str]:
 
 
 def main_plain(study: Study) -> str | None:
-    """Return the baseline optimizer whose runs stand for a format: with master weights where there is one."""
+    """Return the baseline optimizer under which formats are compared, if possible with master weights."""
     return min(plain(study), key=lambda name: regime(study.arm(name)) != "master", default=None)
 
 
 def controls(study: Study, optimizer: str) -> list[str]:
-    """Return the controls of an optimizer: shuffled and mean ones, then those with a foreign format's spacing.
+    """Return the controls of an optimizer: declared, then shuffled and mean ones, then those with foreign spacing.
 
-    A control has no controls of its own kind or of a later one.
+    A shuffled or mean control has neither of the latter; a control with foreign spacing has shuffled and mean ones.
     """
     declared = [name for name in study.optimizers if role_of(study.arm(name)).control_of == optimizer]
     kinds = [NULL_STIFFNESS, FOREIGN_STIFFNESS]
@@ -128,16 +128,16 @@ def controls(study: Study, optimizer: str) -> list[str]:
 
 
 def rms_forms(study: Study, optimizer: str) -> tuple[list[str], list[str]]:
-    """Return the RMS-matched form of an optimizer, if there is one, and the optimizers whose form it is."""
+    """Return two lists: an optimizer's RMS-matched form, if any, and the optimizers whose RMS-matched form it is."""
     if study.arm(optimizer).get("match_rms"):
         return [], _relatives(study, optimizer, "match_rms", (False, None))
     return _relatives(study, optimizer, "match_rms", (True,))[:1], []
 
 
 def _relatives(study: Study, optimizer: str, changed: str, values: tuple[Any, ...]) -> list[str]:
-    """Return the optimizers that have one of ``values`` in the setting ``changed`` and differ in nothing else.
+    """Return the optimizers whose setting ``changed`` is one of ``values`` and whose other settings are the same.
 
-    ``foreign`` goes with the stiffness, and each optimizer is tuned by itself, so these may differ.
+    The setting ``foreign``, which belongs to the stiffness, and the `TUNED` ones may differ.
     """
 
     def rest(arm: Arm) -> Arm:
@@ -149,7 +149,7 @@ def _relatives(study: Study, optimizer: str, changed: str, values: tuple[Any, ..
 
 
 def entry_role(study: Study, entry: str) -> EntryRole:
-    """Return the role that the resolved cells of an entry declare or give it."""
+    """Return a grid entry's role: the declared one, or else the one that its resolved settings determine."""
     cell = study.entry(entry)
     if ROLE in cell:
         return cell[ROLE]
@@ -191,7 +191,7 @@ def has_even_grid(study: Study, entry: str) -> bool:
 
 
 def unquantized_controls(study: Study) -> dict[str, str]:
-    """Return for each quantized entry the one with the same spacing in which nothing is quantized."""
+    """Return the unquantized control of each entry that has one: it has the same spacing and quantizes nothing."""
     entries = {entry: entry_role(study, entry) for entry in study.formats}
     virtual = {role.spacing: entry for entry, role in entries.items() if role.virtual}
     return {
@@ -200,9 +200,10 @@ def unquantized_controls(study: Study) -> dict[str, str]:
 
 
 def unquantized_control(study: Study, entry: str, arm: str) -> str | None:
-    """Return the entry in which ``arm`` takes the same steps as in ``entry`` and nothing is quantized.
+    """Return the entry in which ``arm`` takes the same steps as in ``entry`` and nothing is quantized, if any.
 
-    It has the same spacing. For an optimizer that needs no format it is the baseline, if nothing is quantized there.
+    It is the unquantized control with the same spacing. If there is none and ``arm`` needs no format, it is the
+    baseline, provided that no tensor there has a format.
     """
     control, baseline = unquantized_controls(study).get(entry), study.baseline
     if control is None and baseline is not None and is_quantized(study, entry) and not needs_format(study.arm(arm)):

@@ -11,7 +11,7 @@ from altgrad.config.tasks import Compared
 from altgrad.reporting.decision_rule import HIGHER, LOWER, SMALLEST_EFFECT
 
 LOSS = Compared()
-SMALLEST_SHARE = 0.005  # of F1 and the like: half a point in a hundred
+SMALLEST_SHARE = 0.005  # smallest effect of interest in F1 and the like: half a percentage point
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class PrimaryMetric:
     Attributes:
         final, on_validation, title, unit, higher_is_better: as in `altgrad.config.tasks.Compared`. The learning rate is
             chosen, and curves are drawn, by the metric on validation data.
-        entry: what a report calls the runs of one format or recipe.
+        entry: the report's noun for a grid entry, "format" or "configuration".
         smallest_effect: the smallest effect of interest, in the metric's unit.
     """
 
@@ -35,7 +35,7 @@ class PrimaryMetric:
 
     @classmethod
     def of(cls, params: Mapping[str, Any]) -> PrimaryMetric:
-        """Return the primary metric of the settings in a grid's index."""
+        """Return the primary metric that ``params``, the settings in a grid's index, select."""
         compared = Compared.of(params)
         return cls(*compared, smallest_effect=SMALLEST_SHARE if compared.higher_is_better else SMALLEST_EFFECT)
 
@@ -46,12 +46,12 @@ class PrimaryMetric:
 
     @property
     def full(self) -> str:
-        """The name with the documents that it is measured on."""
+        """The title, followed by "of test documents" if the metric is measured on the test split."""
         return f"{self.title} of test documents" if self.final.startswith("test_") else self.title
 
     @property
     def outcomes(self) -> tuple[str, str]:
-        """The outcome of a better result, and that of a worse one."""
+        """The outcomes of a better and of a worse result: "lower" and "higher", or the reverse."""
         return (HIGHER, LOWER) if self.higher_is_better else (LOWER, HIGHER)
 
     @property
@@ -67,13 +67,13 @@ class PrimaryMetric:
 
     @property
     def in_nats(self) -> bool:
-        """Whether the metric has a perplexity."""
+        """Whether the unit is nats per token, so that there is a perplexity."""
         return self.unit == LOSS.unit
 
     def with_unit(self, text: str) -> str:
-        """Return a sentence with the unit at its end."""
+        """Return ``text`` with a comma and the unit at its end, if there is a unit."""
         return f"{text}, {self.unit}" if self.unit else text
 
     def labelled(self, text: str) -> str:
-        """Return an axis label with the unit in brackets."""
+        """Return ``text`` with the unit in brackets behind it, if there is a unit."""
         return f"{text} ({self.unit})" if self.unit else text

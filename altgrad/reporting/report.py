@@ -38,7 +38,7 @@ def write_report(data: Path, out: Path, revision: str | None, experiments: Seque
 
     Args:
         data: the pipeline's folder, with grid, tokens, runs and diag.
-        out: the folder, which may have ``simulation.csv`` and ``study``.
+        out: the folder to write; ``simulation.csv`` and ``study`` in it are read if they exist.
         revision: the git revision to name, ``None`` outside a checkout.
         experiments: see `proposal`.
 
@@ -99,7 +99,7 @@ def report(
 
 
 def _no_baseline(study: Study) -> str | None:
-    """Return that nothing is compared with a baseline, where the grid has none."""
+    """Return a paragraph saying that the grid lacks its baseline; ``None`` if the grid has it."""
     if study.baseline:
         return None
     name = study.params["grid"]["baseline"]
@@ -110,7 +110,7 @@ def _no_baseline(study: Study) -> str | None:
 
 
 def _clamped(study: Study) -> str | None:
-    """Return where scales clamp the head's gradient because of the tokens of a step, and how many of its blocks."""
+    """Return a paragraph on entries whose scales clamp the head's gradient at this number of tokens per step."""
     resolved = [cell for cell in study.resolved.values() if "grad_accumulation" in cell["train"]]  # by this program
     rows = study.monitors
     rows = rows[(rows["layer"] == HEAD) & (rows["role"] == "grad") & (rows["metric"] == "block_clamped_frac")]
@@ -123,7 +123,7 @@ def _clamped(study: Study) -> str | None:
 
 
 def _scope(study: Study) -> str:
-    """Return what the grid is, and what one of its runs."""
+    """Return a paragraph on the size of the grid, the outcomes of its runs, and the model and training of a run."""
     by_status = {status: len(study.of_status(status)) for status in (COMPLETED, DIVERGED, MISSING)}
     counts = [f"{count} {status}" for status, count in by_status.items() if count]
     nouns = ("format", "optimizer", "seed", "learning rate")
@@ -148,11 +148,11 @@ def _scope(study: Study) -> str:
 
 
 def proposal(study: Study, experiments: Sequence[str] = ()) -> str:
-    """Return a command that asks what the grid has not, and what it is for.
+    """Return a ``dvc exp run`` command that extends the grid, followed by its purpose.
 
-    It adds the first of these that the grid lacks: the baseline, the seeds of a test, an unquantized control, four
-    times the steps. ``experiments`` are the names of DVC's experiments, the newest first: the plots of the first two
-    are proposed as well.
+    It adds the first of these that the grid lacks: the baseline, enough seeds for a test, an unquantized control, four
+    times the steps. ``experiments`` are the names of DVC's experiments, newest first. If there are two or more, a
+    command that compares the newest two follows.
     """
     new = (seed for seed in itertools.count() if seed not in study.seeds)
     missing = next((f"virtual.{entry}" for entry in study.formats if _lacks_control(study, entry)), None)
@@ -175,7 +175,7 @@ def _setting(name: str, values: Iterable[object]) -> str:
 
 
 def _lacks_control(study: Study, entry: str) -> bool:
-    """Return whether ``entry`` lacks its control and may have one: it is a format's name, with a scale per tensor."""
+    """Return whether ``entry`` lacks an unquantized control and may have one, as a format with a scale per tensor."""
     weights = [rule["weight"] for rule in every_rule(study.entry(entry)) if rule["weight"]]
     arms = [study.arm(name) for name in roles.references(study)]
     return (

@@ -46,7 +46,7 @@ Spread = Callable[[np.random.Generator, np.ndarray], np.ndarray]
 
 
 def _times(factor: float, formats: slice | int, arms: slice | int) -> Spread:
-    """Return a noise that is ``factor`` times as large in some runs."""
+    """Return a function that makes the noise of ``formats`` and ``arms`` (indices) ``factor`` times as large."""
 
     def spread(random: np.random.Generator, noise: np.ndarray) -> np.ndarray:
         noise[formats, arms] *= factor
@@ -61,11 +61,11 @@ def _bad(random: np.random.Generator, noise: np.ndarray) -> np.ndarray:
 
 
 def _unequal(axes: int) -> Spread:
-    """Return a noise of another size wherever the first ``axes`` indices differ."""
+    """Return a function that multiplies the noise by a random factor for each value of the first ``axes`` indices."""
     return lambda random, noise: noise * np.exp(0.7 * random.standard_normal((*noise.shape[:axes], *[1] * (3 - axes))))
 
 
-#: By name, the change of a noise of shape (formats, arms, seeds) that is equal and normal everywhere.
+#: By name, a function that changes a noise of shape (formats, arms, seeds), before that normal and equal everywhere.
 NOISES: dict[str, Spread] = {
     "equal": lambda random, noise: noise,
     "one arm 2 times as noisy": _times(2, ALL, LAST),
@@ -91,7 +91,7 @@ class Design:
 
     study: Study  # without losses
     questions: Questions  # that a report asks
-    place: dict[Run, int]  # in the losses
+    place: dict[Run, int]  # the row of each run in the losses
 
     @classmethod
     def of(cls, formats: int, arms: int, seeds: int) -> Design:
@@ -105,25 +105,25 @@ class Design:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Formats, arms, seeds."""
+        """The numbers of formats, optimizers and seeds."""
         return len(self.study.formats), len(self.study.optimizers), len(self.study.seeds)
 
     def drawn(self, random: np.random.Generator, noise: Spread, gains: np.ndarray | float = 0.0) -> PairedLosses[Run]:
-        """Return random losses, lowered by ``gains``, shape (formats, arms, 1)."""
+        """Return random losses minus ``gains`` (nats, of shape (formats, arms, 1))."""
         chance = noise(random, NOISE * random.standard_normal(self.shape))
         losses = 3.5 + SEED_SHIFT * random.standard_normal(self.shape[2]) + chance - gains
         return PairedLosses(self.place, losses.reshape(-1, self.shape[2]))
 
     def read(self, runs: PairedLosses[Run]) -> Answers:
-        """Return the results of a report of ``runs``."""
+        """Return the results that a report of ``runs`` would have."""
         return answer(self.questions, runs, {}, tuned_here=False)
 
 
 def worst_rate(file: Path, study: Study) -> float | None:
-    """Return how often a study like this one without any effect has a significant result.
+    """Return the share of simulated studies like ``study``, without any effect, that have a significant result.
 
-    ``file`` is the table of `make simulate`; ``None`` without it. Of its designs the one with the nearest number of
-    seeds counts, then of runs, and of all noises the worst.
+    ``file`` is the table of `make simulate`; without it the result is ``None``. The design with the nearest number of
+    seeds, then of runs, is used, and the noise with the largest share.
     """
     if not file.is_file():
         return None
@@ -135,7 +135,7 @@ def worst_rate(file: Path, study: Study) -> float | None:
 
 
 def rates(design: Design, noise: Spread, draws: int, seed: int = 0) -> dict[str, float]:
-    """Return the three rates of the module's docstring, over ``draws`` studies without an effect and as many with."""
+    """Return the module's three rates by name, over ``draws`` studies without an effect and as many with one."""
     random = np.random.default_rng(seed)
     formats, arms = design.study.formats, design.study.optimizers
     effect, noisiest = (GAIN, formats[-2], arms[1]), (GAIN, formats[-1], arms[-1])
@@ -152,7 +152,7 @@ def rates(design: Design, noise: Spread, draws: int, seed: int = 0) -> dict[str,
 
 
 def simulated(job: tuple[tuple[int, int, int], str, int]) -> dict[str, object]:
-    """Return a row of the table for a design, a noise and a number of draws."""
+    """Return a row of the table. ``job`` is the shape of a design, the name of a noise and the number of draws."""
     shape, noise, draws = job
     row = dict(zip(("formats", "arms", "seeds"), shape, strict=True)) | {"noise": noise, "draws": draws}
     return row | rates(Design.of(*shape), NOISES[noise], draws)

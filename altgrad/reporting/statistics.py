@@ -1,8 +1,8 @@
 """Losses paired by seed: contrasts of runs, and for each its mean, interval and p-value by Student's paired t-test.
 
 A seed fixes the initial weights and the order of the batches for every optimizer. Runs are therefore compared seed by
-seed, and what a seed does to both cancels. Each contrast has its own standard deviation, so intervals and p-values are
-those of ``scipy.stats.ttest_rel``; STATISTICS.md says why. `altgrad.reporting.decision_rule` adjusts the p-values.
+seed, and the effect of a seed on both cancels. Each contrast has its own standard deviation, so intervals and p-values
+are those of ``scipy.stats.ttest_rel``; STATISTICS.md says why. `altgrad.reporting.decision_rule` adjusts the p-values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CONFIDENCE = 0.95
 RUN = ["format", "optimizer", "lr_scale"]  # what names a run of a grid
 
 Run = tuple[str, str, float]
-Contrast = Mapping[Run, int]  # the sign with which a run's loss enters
+Contrast = Mapping[Run, int]  # by run, the sign of its loss
 AnyRun = TypeVar("AnyRun", bound=Hashable)
 
 
@@ -53,7 +53,7 @@ class Difference:
         return t_quantile(self.n - 1) * self.error if self.sd > 0 else math.nan
 
     def p_value(self, least: float = 0.0) -> float:
-        """Return the unadjusted two-sided p-value of a mean beyond ``least``; NaN where `half_width` is."""
+        """Return the unadjusted two-sided p-value against a true mean within ±``least``; NaN where `half_width` is."""
         if not self.sd > 0:
             return math.nan
         beyond = [(side * least - abs(self.mean)) / self.error for side in (1, -1)]
@@ -87,9 +87,9 @@ def interval(differences: np.ndarray | pd.Series) -> tuple[float, float, float]:
 def outlier(values: np.ndarray) -> tuple[int, float]:
     """Return the place of the value farthest from the mean, and the p-value of Grubbs' two-sided test for it.
 
-    The test is that of F. E. Grubbs, "Sample criteria for testing outlying observations", Annals of Mathematical
-    Statistics 21, 1950, as the t of that value minus the mean of the others. ``values``: float64, (n,), NaN for none.
-    p is 1 for fewer than three values, and where the others are equal.
+    ``values``: float64, (n,); NaN is ignored. p is 1 for fewer than three values, and if the other values are equal.
+    The test (F. E. Grubbs, "Sample criteria for testing outlying observations", Annals of Mathematical Statistics 21,
+    1950) is computed as the t of the value minus the mean of the others.
     """
     count = int(np.isfinite(values).sum())
     if count < 3:
@@ -125,24 +125,24 @@ class PairedLosses(Generic[AnyRun]):
         return cls(place, np.array([np.frombuffer(row) for row in distinct]).reshape(len(distinct), len(positions)))
 
     def of_run(self, run: AnyRun) -> pd.Series:
-        """Return the losses of a run by the seed's position."""
+        """Return the losses of ``run``, one per seed, indexed by the seed's position."""
         return pd.Series(self.losses[self.place[run]])
 
     def row(self, contrast: Mapping[AnyRun, float]) -> np.ndarray:
-        """Return the weight of each row of ``losses`` in ``contrast``."""
+        """Return the weight in ``contrast`` of each row of ``losses``, shape (rows,)."""
         weights = np.zeros(len(self.losses))
         for run, sign in contrast.items():
             weights[self.place[run]] += sign
         return weights
 
     def by_seed(self, contrast: Mapping[AnyRun, float]) -> np.ndarray:
-        """Return ``contrast`` for each seed; NaN where one of its runs has no loss or does not exist."""
+        """Return the value of ``contrast`` for each seed; NaN if one of its runs has no loss or does not exist."""
         if any(run not in self.place for run in contrast):
             return np.full(self.losses.shape[1], np.nan)
         return sum((weight * self.losses[self.place[run]] for run, weight in contrast.items()), np.zeros(1))
 
     def difference(self, contrast: Mapping[AnyRun, float]) -> Difference | None:
-        """Return the mean of ``contrast`` over the seeds that all of its runs completed; ``None`` without any."""
+        """Return the `Difference` of ``contrast`` over the seeds that all its runs completed; ``None`` without any."""
         differences = self.by_seed(contrast)
         if not np.isfinite(differences).any():
             return None
@@ -154,9 +154,9 @@ class PairedLosses(Generic[AnyRun]):
         return int(np.isfinite(self.losses[self.place[run]]).sum())
 
     def best(self, candidates: Sequence[AnyRun], *, higher_is_better: bool = False) -> AnyRun:
-        """Return the run with the most completed seeds, then the best mean over the seeds that those share.
+        """Return the candidate with the most completed seeds; of several, the one with the best mean over shared seeds.
 
-        Where they share none, that is the first: the smallest rate of an ascending list is the most stable one.
+        If they share no seed, the first one is returned: of ascending learning rates the smallest is the most stable.
         """
         most = max(self.completed(run) for run in candidates)
         left = [run for run in candidates if self.completed(run) == most]

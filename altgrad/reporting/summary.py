@@ -30,7 +30,7 @@ from altgrad.reporting.statistics import Run, outlier
 from altgrad.reporting.tables import brief, cells, change, heads, p_value
 
 QUESTION = "Which 8-bit floating-point format gains most from geometry-aware updates, and why?"
-SHOWN = 5  # of the runs of the lowest loss
+SHOWN = 5  # the most rows of `lowest_table`
 EXPLAINED = "[why](../altgrad/reporting/STATISTICS.md)"
 RULE = (
     "**Intervals are unadjusted, p is adjusted.** 95 % CI: Student's paired t, each comparison by itself, as "
@@ -40,7 +40,7 @@ RULE = (
 
 
 def title(study: Study, comparison: Comparison) -> tuple[str, str]:
-    """Return the report's title and question, which is the project's if an optimizer follows a format's spacing."""
+    """Return the report's title and its question: `QUESTION` if an optimizer follows a format's spacing."""
     if _aware(study, comparison):
         return "AltGrad report", QUESTION
     others = ", and what does each optimizer change" if comparison.references else ""
@@ -55,9 +55,9 @@ def summary(
 
     Args:
         study, comparison: what is reported.
-        chance: how often simulated studies without any effect have a significant result, if that is known.
-        costs: the lead of the first table.
-        why: names or links the page that explains the statistics.
+        chance: the share of simulated studies without any effect that have a significant result; ``None`` if not known.
+        costs: the lead sentence of the first table.
+        why: the name of the page that explains the statistics, or a link to it.
     """
     methods = list(dict.fromkeys(row.optimizer for row in _changed(study, comparison)))
     blocks: list[Block] = []
@@ -109,7 +109,7 @@ def headline(study: Study, comparison: Comparison) -> str:
 
 
 def outcomes(study: Study, comparison: Comparison) -> str:
-    """Return which entries and optimizers are better, worse, without effect, inconclusive, or not tested.
+    """Return sentences that name the entries and optimizers with each outcome, such as better, worse or inconclusive.
 
     Controls are left out.
     """
@@ -133,7 +133,7 @@ def outcomes(study: Study, comparison: Comparison) -> str:
 
 
 def costs_table(study: Study, comparison: Comparison) -> Table | None:
-    """Return the cost of each format: its loss minus the baseline's under the baseline optimizer."""
+    """Return a row per format: its cost, which is its loss minus the baseline's under the baseline optimizer."""
     metric, optimizer = study.primary, comparison.reference
     costs = {entry: result for entry in study.formats if (result := comparison.answers.of(COST, entry)) is not None}
     if not costs:
@@ -157,7 +157,7 @@ def _bias_alone(study: Study, comparison: Comparison, *entries: str) -> bool:
 
 
 def _changed(study: Study, comparison: Comparison) -> list[Any]:
-    """Return the rows of ``comparison.gains`` on the first screen: those of no control, where anything is quantized."""
+    """Return the rows of ``comparison.gains`` in quantized entries, without controls: those of the first screen."""
     return [
         row for row in comparison.gains.dropna(subset="claim").itertuples()
         if not roles.is_control(study.arm(row.optimizer)) and roles.is_quantized(study, row.format)
@@ -165,7 +165,7 @@ def _changed(study: Study, comparison: Comparison) -> list[Any]:
 
 
 def gains_table(study: Study, comparison: Comparison) -> Table | None:
-    """Return what each optimizer changes in each format, its format-specific effect, and that against its controls."""
+    """Return a row per format and optimizer: Δ to its reference, format-specific effect, and Δ to its controls."""
     gains, entry = _changed(study, comparison), study.primary.entry
     if not gains:
         return None
@@ -188,10 +188,10 @@ def gains_table(study: Study, comparison: Comparison) -> Table | None:
 
 
 def ranked(study: Study, comparison: Comparison) -> list[Run]:
-    """Return the quantized runs at their best rates of which a seed completed, the best mean loss first.
+    """Return the quantized runs at their best rates with a completed seed, in order of mean loss, the best first.
 
     Runs with too few seeds for a test come last: few seeds are easily lucky. Means are over the seeds that all runs
-    completed, or each run's own if there are none: a run that lost a seed of high losses would else look better.
+    completed: a run that lost a seed of high losses would else look better. Without such seeds, each run's own count.
     """
     runs, sign = comparison.runs, -1 if study.primary.higher_is_better else 1
     candidates = [run for (entry, _), run in comparison.best_runs.items() if roles.is_quantized(study, entry)]
@@ -207,7 +207,7 @@ def ranked(study: Study, comparison: Comparison) -> list[Run]:
 
 
 def lowest_table(study: Study, comparison: Comparison) -> Table | None:
-    """Return the runs of the best loss, and how much each differs from the first; None for fewer than two.
+    """Return a row for each of the best runs, with its difference to the first; None for fewer than two runs.
 
     The first is picked by its loss, so every pair counts as a comparison: p is adjusted by Holm over all pairs.
     """
@@ -260,9 +260,9 @@ def certainty(study: Study, comparison: Comparison, chance: float | None) -> str
 
 
 def outliers(study: Study, comparison: Comparison) -> list[str]:
-    """Return a paragraph that names each run of which one seed is an outlier by Grubbs' test; none without any.
+    """Return a paragraph that names each run with an outlier seed by Grubbs' test, in a list; empty without any.
 
-    Outliers stay in every mean. The 5 % of false ones are shared by all runs.
+    Outliers stay in every mean. The level of 5 % is divided among all runs.
     """
     runs, texts, named = comparison.runs, [], set()
     for run in comparison.best_runs.values():

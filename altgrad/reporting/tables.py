@@ -40,7 +40,7 @@ SPECIALS_IN_WORDS = {
 
 
 def heads(delta: str) -> list[Column]:
-    """Return the columns of `cells`."""
+    """Return the columns for `cells`; ``delta`` is the head of the first."""
     return [Column(delta), words("result"), Column("p"), words("95 % CI"), Column("n")]
 
 
@@ -68,7 +68,7 @@ def interval(difference: Difference | None) -> str:
 
 
 def p_value(p: float | None) -> str:
-    """Return a p-value with two significant digits, or as many as show its side of 5 %; ``< 0.0001`` below that."""
+    """Return ``p`` with two significant digits, or more if that would be 0.05; below 0.0001 as ``< 0.0001``."""
     if not shown(p):
         return NONE
     texts = (f"{p:.{digits}g}" for digits in range(2, 6))
@@ -77,7 +77,7 @@ def p_value(p: float | None) -> str:
 
 
 def outcome(result: Result) -> str:
-    """Return the outcome of a result; of an inconclusive one with the effect that would have been significant."""
+    """Return the outcome of a result in words; ``result.visible`` follows an inconclusive one in brackets."""
     text = f"**{result.outcome}**" if result.significant else result.outcome
     text += f" ({number(result.visible, 4)})" if result.outcome == INCONCLUSIVE else ""
     apart = result.outcome not in UNTESTED and result.alone <= LEVEL < result.adjusted
@@ -128,7 +128,7 @@ def fairness_table(conditions: Mapping[str, Met]) -> Table:
 
 
 def formats_table(study: Study) -> Table | None:
-    """Return a row per format that the grid quantizes to."""
+    """Return a row per format that an entry of the grid uses, with its range and precision; None without any."""
     formats: dict[str, Format] = {}
     used = set()
     for cell in study.resolved.values():
@@ -198,7 +198,7 @@ def _operand(spec: dict[str, Any] | None) -> str:
 
 
 def changes_table(study: Study) -> Table | None:
-    """Return what each recipe that changes during a run changes to, and in how many runs it did."""
+    """Return a row per change of recipe during a run: the new recipe, when it is due, how many runs changed."""
     rows = []
     for entry in study.formats:
         keys = study.cells.index[study.cells["format"] == entry]
@@ -217,7 +217,7 @@ def changes_table(study: Study) -> Table | None:
 
 
 def machine_table(study: Study, revision: str | None) -> Table:
-    """Return where the numbers come from: machine, versions, revision."""
+    """Return a table of the machines, library versions and git revision that the numbers come from."""
     fields = ("device", "machine", "devices", "threads", "compiled")
     seen: dict[str, list[str]] = {}
     for timing in study.timing.values():
@@ -229,7 +229,7 @@ def machine_table(study: Study, revision: str | None) -> Table:
 
 
 def corpus_table(study: Study) -> Table:
-    """Return the sizes of the splits."""
+    """Return a row per split: its numbers of documents, characters and tokens."""
     units = ("documents", "characters", "tokens")
     splits = study.corpus["splits"]
     rows = [[name, *(integer(splits[name][unit]) for unit in units)] for name in SPLITS if name in splits]
@@ -238,7 +238,7 @@ def corpus_table(study: Study) -> Table:
 
 
 def against_words(study: Study, comparison: Comparison) -> str | None:
-    """Return whether the baseline with the baseline optimizer beats the linear model of words; None for other tasks."""
+    """Return a sentence: does the baseline run beat the linear model of words? None if the corpus has no such model."""
     linear = study.corpus.get("baseline")
     run = comparison.best_runs.get((study.baseline or "", comparison.reference or ""))
     if linear is None or run is None or not comparison.runs.completed(run):
@@ -253,7 +253,7 @@ def against_words(study: Study, comparison: Comparison) -> str | None:
 
 
 def metrics_table(study: Study, comparison: Comparison) -> Table | None:
-    """Return every metric of every format and optimizer at its best rate, and the linear model's; None for text."""
+    """Return every metric of every format and optimizer at its best rate, and the linear model's; None without one."""
     linear = study.corpus.get("baseline")
     if linear is None:
         return None
@@ -274,7 +274,7 @@ def metrics_table(study: Study, comparison: Comparison) -> Table | None:
 
 
 def labels_table(study: Study) -> list[Block]:
-    """Return what the labels are and how much of a document is read; nothing for text."""
+    """Return a paragraph on how much of a document is read, and a table of labels; no block for text."""
     if "labels" not in study.corpus:
         return []
     labels, cell = study.corpus["labels"], next(iter(study.resolved.values()))

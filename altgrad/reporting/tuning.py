@@ -1,8 +1,8 @@
 """The learning rates that the study tried: its experiment ``tuning`` fixed those of the default grid.
 
-It counts for an optimizer if it trained a model of that size on the same text for as long, with the same settings apart
-from the learning rate, on seeds that this grid does not have. The best rate is that of the lowest mean loss over all
-formats and seeds that were tried; a rate at which a run diverged is not the best.
+The experiment counts for an optimizer if it trained a model of the same size on the same text for as many steps. All
+settings apart from the learning rate must be the same, and the seeds must not be those of this grid. The best rate has
+the lowest mean loss over all formats and seeds tried; a rate at which a run diverged is not the best.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from altgrad.reporting.load import Study
 from altgrad.reporting.study.questions import Question
 from altgrad.reporting.study.runs import RunTable
 
-EXPERIMENT, QUESTION = "tuning", "default-rates.yaml"  # and the question that has it
+EXPERIMENT, QUESTION = "tuning", "default-rates.yaml"  # the file of the experiment's question
 EQUAL = {"parameters": "model", "steps": "number of steps", "tokens": "number of tokens"}
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The learning rates tried for an optimizer, in order, and the best; ``against``: why they do not count here."""
+    """The learning rates tried for an optimizer, ascending, and the best; ``against``: why they do not count, if so."""
 
     rates: tuple[float, ...]
     best: float
@@ -33,7 +33,7 @@ class Tuned:
 
     @property
     def bracketed(self) -> bool:
-        """Whether a smaller and a larger rate were tried."""
+        """Whether a smaller and a larger rate than the best were tried."""
         return self.rates[0] < self.best < self.rates[-1]
 
 
@@ -47,7 +47,7 @@ class Tuning:
 
 
 def load_tuning(folder: Path, study: Study) -> Tuning | None:
-    """Return what the study in ``folder`` says of the optimizers of ``study``; ``None`` if it cannot be read."""
+    """Return the tuning in ``folder`` of the optimizers that ``study`` has; ``None`` if the folder cannot be read."""
     if not (folder / QUESTION).is_file():
         return None
     try:
@@ -66,7 +66,7 @@ def load_tuning(folder: Path, study: Study) -> Tuning | None:
 
 
 def _elsewhere(params: dict[str, Any], rows: pd.DataFrame, study: Study) -> str | None:
-    """Return how the experiment differs from this grid, if it does."""
+    """Return how the experiment differs from this grid, such as "with another text"; ``None`` if it does not."""
     if "task" in study.params:
         return "for another task"
     for column, what in EQUAL.items():

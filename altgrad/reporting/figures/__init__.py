@@ -1,4 +1,4 @@
-"""The report's figures: each declared above its function by `in_report`, in any module of this folder, and drawn here.
+"""The report's figures: `in_report` declares a function of any module here as a figure, and `draw` draws them all.
 
 A figure that has nothing to show is left out of the report.
 """
@@ -27,12 +27,12 @@ Draw = Callable[[Study, Comparison], Figure | None]
 #: Where a figure may stand, in the report's order; `altgrad.reporting.report` has the titles and the tables there.
 SECTIONS = ("gains", "costs", "updates", "curves", "layers", "weights")
 _declared: dict[str, FigureSpec] = {}
-_drawn: Callable[[FigureSpec], bool]  # what a process that was forked to draw calls; it could not be sent to it
+_drawn: Callable[[FigureSpec], bool]  # the function that forked processes call; it cannot be pickled
 
 
 @dataclass(frozen=True)
 class FigureSpec:
-    """A figure; ``name`` is that of its files and of the function that draws it, `in_report` has the other fields."""
+    """A figure. ``name`` names its files and the function ``draw``; `in_report` explains the other fields."""
 
     name: str
     draw: Draw
@@ -43,7 +43,7 @@ class FigureSpec:
 
 
 def in_report(section: str, order: int, alt: str, caption: str) -> Callable[[Draw], Draw]:
-    """Declare the function below as a figure of the report; it returns None where the study has nothing to show.
+    """Return a decorator that declares a function as a figure; the function returns None if there is nothing to show.
 
     Args:
         section: one of `SECTIONS`.
@@ -53,7 +53,7 @@ def in_report(section: str, order: int, alt: str, caption: str) -> Callable[[Dra
             ``{short}`` (at any step), ``{unit}``, ``{entry}``, ``{better}`` and ``{effect}``. ``{grad}``, ``{beyond}``
             and ``{spread}`` are empty where there is nothing to say.
 
-    Raises ValueError for another section, and for a name that is taken.
+    The decorator raises ValueError for an unknown section, and for a function whose name is taken.
     """
 
     def declared(draw: Draw) -> Draw:
@@ -77,7 +77,7 @@ def report_figures() -> list[FigureSpec]:
 
 
 def draw(specs: Sequence[FigureSpec], study: Study, comparison: Comparison, folder: Path) -> dict[str, Picture]:
-    """Draw those of ``specs`` that have data as PNG and SVG in ``folder``; return their pictures by name, in order.
+    """Draw each of ``specs`` that has data as PNG and SVG in ``folder``; return the pictures by name, in order.
 
     Other PNG and SVG files in the folder are removed, so that it holds what the report shows.
     """
@@ -105,9 +105,9 @@ def draw(specs: Sequence[FigureSpec], study: Study, comparison: Comparison, fold
 
 
 def _on_all_cores(function: Callable[[FigureSpec], bool], specs: Sequence[FigureSpec]) -> list[bool]:
-    """Return what ``function`` returns for each spec. Drawing takes most of a report's time, and processes share it.
+    """Return ``function(spec)`` for each spec, with a process per core: drawing takes most of a report's time.
 
-    They are forked, so that nothing is loaded or copied again. Where that is not safe, this process draws all.
+    Processes are forked, so that nothing is loaded or copied again. Where forking is not safe, this process does all.
     """
     global _drawn
     _drawn, jobs = function, min(usable_cores(), len(specs))
@@ -125,7 +125,7 @@ def _call(spec: FigureSpec) -> bool:
 
 
 def _words(study: Study, comparison: Comparison) -> dict[str, str]:
-    """Return the texts of the names that `in_report` knows."""
+    """Return the text for each word in braces that `in_report` fills in."""
     rules = [rule for cell in study.resolved.values() for rule in every_rule(cell)]
     grads = {rule["grad"]["format"] for rule in rules if rule["grad"]}
     metric, gains = study.primary, comparison.gains.dropna(subset="claim")

@@ -1,6 +1,6 @@
 """What happens inside the layers: precision by layer and role, where the weights lie, how far a step moves them.
 
-The command ``python -m altgrad.diagnostics what-if`` ends in `main`, which draws what each format would make of a cell.
+The command ``python -m altgrad.diagnostics what-if`` calls `main`, which draws the SQNR of a run in each format.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def _drawn(
     maps: dict[str, np.ndarray], layers: list[str], names: list[str], ends: tuple[float, float], margin: float,
     label: str, *, text: bool = True, rotate: bool | None = None,
 ) -> tuple[Figure, list[Axes]]:  # fmt: skip
-    """Return a figure and its axes: for each role in ``maps`` a heat map of dB, layers by names; NaN stays grey.
+    """Return a figure with a heat map per role, and its axes. ``maps`` has dB by role, shape (layers, names).
 
-    ``text`` writes the numbers into the map. Names stand upright if ``rotate`` is true; by default they do where one is
-    longer than a format's name.
+    NaN is grey. ``ends`` are the lowest and highest dB of the colours. If ``text``, numbers are written into the map.
+    If ``rotate``, names stand upright; by default they do if one has more than five characters.
     """
     figure, axes = panels(1, len(maps), margin + min(0.2 * len(layers), 12), sharey=True)
     (low, high), colors, step = ends, matplotlib.colormaps["cividis"], max(1, -(-len(layers) // 64))
@@ -99,9 +99,9 @@ def main(arguments: list[str]) -> None:
 
 
 def what_if_map(table: pd.DataFrame, granularity: str = "tensor") -> Figure:
-    """Return a heat map of the SQNR in a table of `altgrad.diagnostics.what_if`, rounded to nearest.
+    """Return a heat map of the SQNR in ``table`` (see `altgrad.diagnostics.what_if`), rounded to nearest.
 
-    ``granularity`` is one of the table's. The highest value of a layer and role is framed, of equal ones the first.
+    Only rows with ``granularity`` are shown. The highest value of each layer and role is framed, the first of equals.
     """
     rows = table[(table.granularity == granularity) & (table.rounding == "nearest-even")]
     layers, names = list(rows.layer.unique()), list(rows.format.unique())
@@ -151,9 +151,9 @@ def weight_grid(study: Study, comparison: Comparison) -> Figure | None:
 
 
 def weight_format(study: Study, name: str, layers: Iterable[str]) -> tuple[Format, list[str]] | None:
-    """Return the weight format of most of ``layers`` in a grid entry, and the layers that have it.
+    """Return the weight format that most of ``layers`` have in the grid entry ``name``, and the layers that have it.
 
-    A recipe may mix formats, which share no axis. ``None`` where no weight is quantized.
+    Other layers are left out: formats share no axis. The result is ``None`` if no weight has a format.
     """
     every = list(dict.fromkeys([*study.monitors["layer"][study.monitors["role"] == "weight"], *layers]))
     rules = ((rule["layers"], rule.get("last", 1), rule["weight"]) for rule in study.last_rules(name))
@@ -168,8 +168,8 @@ def weight_format(study: Study, name: str, layers: Iterable[str]) -> tuple[Forma
 def relative_histogram(rows: pd.DataFrame, amax: pd.Series) -> np.ndarray:
     """Return the share of weights per quarter binade below the layer's largest weight, the mean over layers.
 
-    Entry i covers [LOWEST + i/4, LOWEST + (i+1)/4). A layer's bins are moved by its log2(amax), which is no multiple of
-    a quarter, so each is split between the two that it then overlaps. A layer without a finite amax is left out.
+    Entry i covers the binades [LOWEST + i/4, LOWEST + (i+1)/4). A layer's bins are shifted by log2(amax), which is no
+    multiple of a quarter, so each is split between two entries. A layer that ``amax`` lacks is left out.
     """
     total = np.zeros(-LOWEST * BINS_PER_BINADE + 2)
     groups = {key: group for key, group in rows.groupby(["format", "seed", "layer"], sort=False) if key in amax.index}

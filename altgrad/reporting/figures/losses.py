@@ -26,7 +26,7 @@ from altgrad.reporting.load import DIVERGED, Study
 from altgrad.reporting.optimizer_roles import is_plain_in, is_virtual
 from altgrad.reporting.statistics import interval
 
-UNTRAINED = 0.2  # share of the steps whose loss, an untrained model's, is left out of the range that is shown
+UNTRAINED = 0.2  # share of the steps, at the start, whose high losses do not set the range that is shown
 BEHIND: dict[str, Any] = {"color": "#b0b0b0", "linewidth": 3.2, "zorder": 1}
 
 
@@ -182,7 +182,7 @@ def loss_differences(study: Study, comparison: Comparison) -> Figure | None:
 
 
 def by_run(history: pd.DataFrame, value: str) -> dict[tuple[str, str], pd.DataFrame]:
-    """Return column ``value`` by format and optimizer: a row per step that has any, and a column per seed."""
+    """Return ``value`` by (format, optimizer) as frames: a row per step that has any value, and a column per seed."""
     return {
         run: rows.pivot(index="step", columns="seed", values=value).dropna(how="all")
         for run, rows in history.groupby(["format", "optimizer"], sort=False)
@@ -190,7 +190,7 @@ def by_run(history: pd.DataFrame, value: str) -> dict[tuple[str, str], pd.DataFr
 
 
 def by_step(study: Study, comparison: Comparison) -> dict[tuple[str, str], pd.DataFrame]:
-    """Return the primary metric of completed runs at their best rates, on validation data, as `by_run` has it."""
+    """Return `by_run` of the primary metric on validation data, for completed runs at their best learning rates."""
     return by_run(of_completed(at_best(study.history, comparison), study), study.primary.on_validation)
 
 
@@ -240,8 +240,8 @@ def courses(study: Study, comparison: Comparison) -> dict[tuple[str, str], pd.Da
     Both are at their best learning rates, and only completed runs count: a diverged one would bend a mean.
 
     Returns:
-        By format and optimizer, in grid order: a row per step at which both are evaluated, without the step before
-        training, and a column per seed, in the unit of the primary metric.
+        By (format, optimizer), in grid order, a frame in the unit of the primary metric: a row per step above 0 at
+        which both are evaluated, and a column per seed.
     """
     losses = {run: values[values.index > 0] for run, values in by_step(study, comparison).items()}
     differences = {

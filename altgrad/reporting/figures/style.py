@@ -93,7 +93,7 @@ RC: dict[RcKeyType, Any] = {
     "svg.fonttype": "none",  # text stays text: it can be searched and edited
 }
 WIDTH = 9.0  # inches; the page is laid out for it
-LEGEND_WIDTH, LEGEND_MARK = 106, 7  # characters of a legend's text across a figure, and what a mark takes of them
+LEGEND_WIDTH, LEGEND_MARK = 106, 7  # characters in a row of a legend, and how many of them a mark takes
 
 
 def looks(entries: list[str]) -> dict[str, Look]:

@@ -23,10 +23,10 @@ from altgrad.reporting.tables import cells, heads
 STUDY = Path("reports/study")
 RESULTS = "RESULTS.md"
 ABOUT = "ABOUT.md"  # the text around the table of results, which a person writes
-PLACE = "<!-- table -->"  # of the table in it
+PLACE = "<!-- table -->"  # where the table stands in `ABOUT`
 NOTHING = "no seed has all of its runs"
 DOUBTS = ("exploratory", "not checked")
-RESULT = -4  # the place of the result among `heads`, whose first may be followed by a unit
+RESULT = -4  # the index of the result in `_heads`, from the end: a column of units may follow the first
 RULE = (
     "Δ loss is the final validation loss of the method minus that of the reference, in nats per token, paired by seed; "
     "negative is better. The 95 % intervals are unadjusted; p is adjusted by Holm's step-down over the comparisons of "
@@ -50,10 +50,10 @@ def write_pages(
 
     Args:
         study: the folder of questions and results.
-        names: the questions; all if there is none.
+        names: the questions to write; all if the list is empty.
         train: first train the runs that their experiments lack.
-        jobs: training runs at a time; ``None`` for what is fastest.
-        history: by which registrations are checked; by default that of ``study``, if git has it.
+        jobs: the number of runs trained at a time; ``None`` for the fastest number.
+        history: the commits that confirm registrations; by default read from ``study``, if git has them.
     """
     questions = {question.name: question for question in read_questions(study)}
     for name in names:
@@ -92,7 +92,7 @@ def write_pages(
 
 
 def page(question: Question, answers: Sequence[Answer], runs: RunTable, figure: str | None) -> str:
-    """Return the page of a question; ``figure`` is the path of its figure from there."""
+    """Return the page of a question as Markdown; ``figure`` is the figure's path relative to the page."""
     alt = "Δ loss by the tokens of a batch, above what is predicted" if question.curve else (
         "Δ loss of each comparison below, with its 95 % interval"
     )  # fmt: skip
@@ -106,7 +106,7 @@ def page(question: Question, answers: Sequence[Answer], runs: RunTable, figure: 
 
 
 def results(answers: Sequence[Answer], about: Path) -> str:
-    """Return RESULTS.md: by question a row per hypothesis, within what a person wrote in the file ``about``."""
+    """Return RESULTS.md: the text of ``about`` around a table per question, with a row per registered hypothesis."""
     above, _, below = about.read_text().partition(PLACE)
     registered = [answer for answer in answers if answer.hypothesis.registered]
     doubted = []
@@ -130,18 +130,18 @@ def _rule(answers: Sequence[Answer]) -> str:
 
 
 def _has_units(answers: Sequence[Answer]) -> bool:
-    """Return whether a comparison is of anything but losses."""
+    """Return whether any comparison has a unit other than nats, so that the tables need a column of units."""
     return any(one.unit != NATS for answer in answers for one in answer.comparisons)
 
 
 def _heads(answers: Sequence[Answer]) -> list[Column]:
-    """Return the columns of numbers, with one of units where not all are of losses."""
+    """Return the table's columns for a result, with a column of units if `_has_units`."""
     delta, *others = heads(PrimaryMetric().delta)
     return [Column("Δ"), words("unit"), *others] if _has_units(answers) else [delta, *others]
 
 
 def _numbers(one: ContrastResult, columns: int) -> list[str]:
-    """Return the cells of as many columns."""
+    """Return the cells of a result for the columns of `_heads`; ``columns`` is their number."""
     delta, *others = cells(one.result) if one.result else [NONE, NOTHING, NONE, NONE, "0"]
     return [delta, one.unit, *others] if columns > len(others) + 1 else [delta, *others]
 
@@ -191,7 +191,7 @@ def _size(one: ContrastResult, runs: RunTable) -> str:
 
 
 def _hypotheses(answers: Sequence[Answer]) -> str:
-    """Return a list of the hypotheses: each with its registration, its result in words, and its deviation."""
+    """Return the hypotheses as a Markdown list, each with its registration, result in words and deviation."""
     lines = []
     for answer in answers:
         asked, registration = answer.hypothesis, answer.registration
@@ -206,7 +206,7 @@ def _hypotheses(answers: Sequence[Answer]) -> str:
 
 
 def _source(question: Question, runs: RunTable) -> str:
-    """Return how many runs there are, of which machines, and how to train and to read them again."""
+    """Return a line on the question's runs: how many ended, on which machines, their files, and how to repeat them."""
     rows = runs.of_experiment(*question.runs)
     machines = ", ".join(sorted(set(rows["machine"].dropna())))
     ended = int((rows["status"] == "ok").sum())

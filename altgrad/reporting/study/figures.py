@@ -1,9 +1,9 @@
 """The study's figures: a forest plot per question, and the two of README.
 
-`draw_costs` shows what each format costs by its bits per element. `draw_curve` shows the cost of scales that are
-rounded down by the tokens of a batch, above a prediction without a free parameter: the share of the right tokens'
-gradients that scales by ``floor`` clamp, as `altgrad.formats.clamping` has it, for the probabilities that a run without
-quantization gave to its right tokens.
+`draw_costs` shows the cost of each format by its bits per element. `draw_curve` has two panels over the tokens of a
+batch. The upper one shows the cost of scales that are rounded down (rule ``floor``). The lower one shows a prediction
+without a free parameter: the share of the right tokens' gradients that such scales clamp (`altgrad.formats.clamping`).
+The prediction uses the probabilities that a run without quantization gave to its right tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from altgrad.reporting.study.runs import RunTable
 
 LOW, HIGH, OPEN = "#0072B2", "#D55E00", "#777777"  # colours of the forest plot
 SIZE = 6.4, 4.8  # inches, of README's figures; a phone shows them at half of that, so that letters are large
-#: By the name's ending: page, ink, lines, and the colours of two series (Okabe and Ito, one lighter).
+#: By ending of the file's name, colours of page, text, grid lines and two series (Okabe and Ito, one lighter).
 SCHEMES = {
     "": ("#ffffff", "#1f2328", "#d8dce0", "#0072B2", "#D55E00"),
     "-dark": ("#0d1117", "#e6edf3", "#343b44", "#56B4E9", "#F0A35E"),
@@ -38,7 +38,7 @@ COSTS = "costs"
 LOWEST, HIGHEST = 4e-4, 0.4  # nats, the ends of the axis of costs, at which a cost beyond them is drawn
 GAP = math.log(1.45)  # between the labels of a column, in the logarithm of the cost
 PROBABILITIES = "right_tokens.csv"  # columns gradients (their dtype), p: quantiles over a run, at equal distances
-POINTS = 400  # of the predicted curve
+POINTS = 400  # the number of points of the predicted curve
 SIDE = 1.006  # the factor in tokens between series, so that no interval hides another
 MEASURED = "loss with scales rounded down − rounded up, nats per token"
 PREDICTED = "predicted: clamped share of the right tokens' gradient, %"
@@ -46,7 +46,7 @@ GRADIENT = "E4M3"  # the format of gradients in MXFP8
 
 
 def draw_forest(answers: Sequence[Answer], folder: Path) -> str | None:
-    """Draw the comparisons of losses that have an interval as ``folder/<question>.png``; ``None`` without one."""
+    """Draw the comparisons of losses that have an interval; return the file's name in ``folder``, None without any."""
     rows = [
         (f"{answer.name}  {one.label}" if i == 0 else one.label, one.result)
         for answer in answers
@@ -73,7 +73,7 @@ def draw_forest(answers: Sequence[Answer], folder: Path) -> str | None:
 
 
 class Cost(NamedTuple):
-    """The mean cost of a format, in nats per token, over paired ``seeds``; ``bits`` are those per element."""
+    """The mean cost of a format in nats per token, over ``seeds`` paired seeds; ``bits`` is bits per element."""
 
     format: str
     bits: float
@@ -84,7 +84,7 @@ class Cost(NamedTuple):
 
 
 def costs(answers: Iterable[Answer], runs: RunTable) -> list[Cost]:
-    """Return the costs that hypotheses with ``front`` measured; of several for one format, that of the most seeds."""
+    """Return the costs measured by hypotheses with ``front``: for each format and length the one with most seeds."""
     most: dict[tuple[str, int], Cost] = {}
     for one in (one for answer in answers if answer.hypothesis.front for one in answer.comparisons):
         (run,) = (run for run, weight in one.runs.items() if weight > 0)
@@ -98,7 +98,7 @@ def costs(answers: Iterable[Answer], runs: RunTable) -> list[Cost]:
 
 
 def bits_per_element(name: str) -> float:
-    """Return the bits of an element of a tensor in a format, with its share of the block's scale where it has one."""
+    """Return the bits per element of a tensor in the format ``name``, with its share of a block's scale, if any."""
     settings = BLOCK_FORMATS.get(name, {"format": name})
     bits = get_format(settings["format"]).bits
     return bits + get_format(settings["scale"]).bits / settings["block"] if "block" in settings else bits
@@ -138,7 +138,7 @@ def draw_costs(shown: list[Cost], folder: Path) -> None:
 
 
 def apart(heights: list[float]) -> list[float]:
-    """Return ascending heights with `GAP` between neighbours, each moved as little as possible."""
+    """Return the ascending ``heights``, moved apart until neighbours differ by about `GAP` or more."""
     moved = list(heights)
     for _ in range(200):
         for i in range(len(moved) - 1):
@@ -148,7 +148,7 @@ def apart(heights: list[float]) -> list[float]:
 
 
 def clamped_share(tokens: int, probabilities: Sequence[float], *, bf16: bool) -> float:
-    """Return the share of the right tokens' summed gradients that scales by ``floor`` clamp."""
+    """Return the share of the right tokens' summed gradients that ``floor`` scales clamp, given ``probabilities``."""
     sizes = [right_token(tokens, p, bf16=bf16) for p in probabilities]
     return float(sum(size * cut_off(size, GRADIENT, "floor") for size in sizes) / sum(sizes))
 
@@ -156,7 +156,7 @@ def clamped_share(tokens: int, probabilities: Sequence[float], *, bf16: bool) ->
 def draw_curve(answers: Sequence[Answer], dtypes: Mapping[str, str], study: Path) -> str:
     """Draw ``figures/<question>.svg``, ``-dark.svg`` and PNG of both below ``study``; return the file's name.
 
-    ``dtypes`` are those of gradients, float32 or bf16, by hypothesis; comparisons are labelled by tokens.
+    ``dtypes`` has the dtype of gradients, float32 or bf16, by hypothesis. A comparison's label is its number of tokens.
     """
     series = {dtypes[answer.name]: answer.comparisons for answer in answers if answer.name in dtypes}
     probabilities = pd.read_csv(study / "results" / PROBABILITIES).groupby("gradients")["p"].apply(list)

@@ -17,7 +17,7 @@ from altgrad.config.params import merged, with_presets
 from altgrad.reporting.decision_rule import NO_EFFECT, NONE_SEEN, SEEDS, UNTESTED, Result, judged
 from altgrad.reporting.study.runs import MEASURED, RunTable, StudyRun, parsed
 
-LIKE = "like"  # names the experiment of the same question that another one differs from
+LIKE = "like"  # the key for the experiment of the same question whose settings an experiment starts from
 #: What an experiment has besides settings: commands that are run before it, what is measured after training, and
 #: whether the weights of its one run are kept for others, which `start: data/weights/<experiment>`.
 BESIDES = {LIKE, "before", "after", "keep"}
@@ -30,7 +30,7 @@ Texts = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance
 
 
 class Hypothesis(Settings):
-    """A contrast, or a family of them, and what was expected of it before it was run."""
+    """A contrast, or a family of them, and the outcome that was expected before the runs."""
 
     says: str  # in words
     registered: date | None = None  # the day of the commit that states it; without one it is exploratory
@@ -41,12 +41,12 @@ class Hypothesis(Settings):
     over: dict[str, list[str]] = Field(default_factory=dict)  # values by name; each combination is a comparison
     of: Texts = Field(default_factory=list)  # the experiments
     rate: Literal["one", "best"] = "one"  # at which learning rate each run is taken
-    rule: Rule | None = None  # where it is not that of the question
+    rule: Rule | None = None  # by default the question's rule
     expected: Expected | dict[str, Expected] | None = None  # the outcome: of all, or by the label of a comparison
-    deviation: str | None = None  # from what was registered
+    deviation: str | None = None  # how the runs differ from what was registered
     result: str | None = None  # in words, where no contrast can say it
     status: Literal["tested", "not run", "dropped"] = "tested"
-    why: str | None = None  # it was not tested
+    why: str | None = None  # the reason why it was not tested
     front: bool = False  # draw the comparisons, each the cost of a format, in README's figure
 
     @model_validator(mode="after")
@@ -59,7 +59,7 @@ class Hypothesis(Settings):
 
     @property
     def filled(self) -> dict[str, list[str]]:
-        """The contrasts with the values of ``over`` filled in, by label: these values, joined by ", "."""
+        """The contrasts with the values of ``over`` filled in, by label: the values, such as "E4M3, adamw"."""
         return {} if not self.contrast else {
             ", ".join(values): [text.format(**dict(zip(self.over, values, strict=True))) for text in self.contrast]
             for values in itertools.product(*self.over.values())
@@ -67,11 +67,11 @@ class Hypothesis(Settings):
 
     @property
     def comparisons(self) -> dict[str, list[str]]:
-        """`filled`, or nothing for a hypothesis that was not tested: it keeps its contrast for when it is."""
+        """`filled` if the hypothesis is tested, else empty: an untested one keeps its contrast for later."""
         return self.filled if self.status == "tested" else {}
 
     def expectation(self, label: str) -> Expected | None:
-        """Return what was expected of a comparison."""
+        """Return the expected outcome of the comparison ``label``; ``None`` if none was stated."""
         return self.expected.get(label) if isinstance(self.expected, dict) else self.expected
 
 
@@ -91,12 +91,12 @@ class Question(Settings):
 
     @property
     def name(self) -> str:
-        """The name of its file without the ending."""
+        """The name of the question's file without its ending."""
         return self.path.stem
 
     @classmethod
     def read(cls, path: Path) -> Question:
-        """Read and check a question; :class:`UserError` with every mistake, by its place."""
+        """Read and check a question. Raises :class:`UserError` that names every mistake and its place."""
         try:
             return cls.model_validate(read_yaml(path) | {"path": path})
         except ValidationError as error:
@@ -122,7 +122,7 @@ class Question(Settings):
         return merged(with_presets(read_yaml(params)), self.settings(experiment))
 
     def besides(self, experiment: str) -> dict[str, Any]:
-        """Return what an experiment has besides settings (`BESIDES`)."""
+        """Return the entries of an experiment that are not settings, by name (see `BESIDES`)."""
         content = self.base | self.runs[experiment]
         return {key: content[key] for key in BESIDES & content.keys()}
 
@@ -130,7 +130,7 @@ class Question(Settings):
 def read_questions(folder: Path) -> list[Question]:
     """Return all questions in ``folder``, by name.
 
-    Raises :class:`UserError` for an id or an experiment that stands twice, and for an experiment that nobody has.
+    Raises :class:`UserError` if a hypothesis or an experiment is defined twice, or an experiment is not defined.
     """
     questions = [Question.read(path) for path in sorted(folder.glob("*.yaml"))]
     for kind in ("hypotheses", "runs"):
@@ -153,7 +153,7 @@ def read_questions(folder: Path) -> list[Question]:
 class ContrastResult:
     """A comparison of a hypothesis; ``result`` is ``None`` where no seed has all of its runs."""
 
-    label: str  # in the family
+    label: str  # as in `Hypothesis.filled`
     written: list[str]  # the contrasts that it adds up
     runs: dict[StudyRun, float]  # with their weights
     result: Result | None
@@ -161,7 +161,7 @@ class ContrastResult:
 
     @property
     def unit(self) -> str:
-        """The unit of its difference: nats of a loss, F1 of a classifier, or a ratio where it weighs the two."""
+        """The unit of the difference: "nats" for losses, "F1" for a classifier's metrics, "ratio" if it has both."""
         of_metric = {run.measure in MEASURED for run in self.runs}
         return "ratio" if len(of_metric) > 1 else "F1" if True in of_metric else NATS
 
@@ -189,7 +189,7 @@ class Registration:
 
 @dataclass(frozen=True)
 class Answer:
-    """A hypothesis with its comparisons, in order; none where it is answered in words."""
+    """A hypothesis with its comparisons, in order; no comparisons if it is answered in words."""
 
     question: Question
     name: str
@@ -199,7 +199,7 @@ class Answer:
 
     @property
     def as_expected(self) -> bool | None:
-        """Whether all comparisons are as expected; ``None`` where nothing was expected beforehand."""
+        """Whether all tested comparisons are as expected; ``None`` if exploratory, or if none has an expectation."""
         if self.registration.kind == "exploratory":
             return None
         known = [one.as_expected for one in self.comparisons if one.as_expected is not None]
@@ -207,7 +207,7 @@ class Answer:
 
     @property
     def first(self) -> tuple[ContrastResult, Result] | None:
-        """The comparison with the smallest p-value, and its result."""
+        """The comparison with the smallest p-value, and its result; ``None`` if no comparison has a result."""
         tested = [(one, one.result) for one in self.comparisons if one.result is not None]
         return min(tested, key=lambda pair: (pair[1].adjusted, -abs(pair[1].difference.mean)), default=None)
 

@@ -1,11 +1,12 @@
-"""Whether a hypothesis was registered before its runs, by git's history in place of what its file says.
+"""Whether a hypothesis was registered before its runs: git's history decides, not the hypothesis' file.
 
 The registering commit is the first that states the hypothesis as it stands: its contrasts, expectations, experiments
 and rule. Its words (`says`) may change, and so may the names in `RENAMED`. Each comparison needs a run that was
 trained from that commit or a later one.
 
-A hypothesis that is older than the questions' files names its commit. `BEFORE` must have it there, and the commit must
-be older than the results of its runs, whose rows do not say which commit they were trained from.
+A hypothesis that is older than the questions' files names its commit. At that commit, `BEFORE` must have the
+hypothesis. The commit must be older than the results of the hypothesis' runs: their rows do not say which commit they
+were trained from.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ class Stated:
 
     @classmethod
     def by(cls, asked: Hypothesis, rule: str) -> Stated:
-        """Return what a hypothesis of a question with this ``rule`` states: its words, where it has no contrast."""
+        """Return what ``asked`` states, in a question with this ``rule``. Without a contrast, that is its words."""
         comparisons = [(" + ".join(texts), asked.expectation(label)) for label, texts in asked.filled.items()]
         judged = (asked.rate, asked.family, asked.rule or rule)
         return cls(frozenset(comparisons or [(asked.says, None)]), tuple(asked.of), judged)
 
     def covers(self, later: Stated) -> bool:
-        """Whether all of ``later`` was stated here; it may add experiments behind those named here."""
+        """Whether this states all that ``later`` states; only ``later`` may add experiments, at the end."""
         same = self.of == later.of[: len(self.of)] and self.judged == later.judged
         return same and later.comparisons <= self.comparisons
 
@@ -90,7 +91,7 @@ class History:
         )  # fmt: skip
 
     def registration(self, answer: Answer, runs: RunTable) -> Registration:
-        """Return whether a hypothesis that says it was registered was so before its runs."""
+        """Return whether the hypothesis of ``answer``, which claims a registration, was registered before its runs."""
         asked = answer.hypothesis
         commit, kind, why = self._stated_in(answer, runs) if asked.commit is None else self._named_in(answer)
         if commit and str(asked.registered) < self.days[commit]:
@@ -98,13 +99,13 @@ class History:
         return Registration(kind, commit[:7], why)
 
     def unstated(self, question: Question) -> list[str]:
-        """Return the hypotheses that say they are registered, and that no commit states as they stand."""
+        """Return the names of hypotheses that claim a registration but that no commit states as they stand."""
         asked = {name: one for name, one in question.hypotheses.items() if one.registered and not one.commit}
         now = {name: Stated.by(one, question.rule) for name, one in asked.items()}
         return [name for name, one in now.items() if not any(stated.covers(one) for _, stated in self.stated)]
 
     def _stated_in(self, answer: Answer, runs: RunTable) -> tuple[str, Kind, str]:
-        """Return the first commit that states a hypothesis; one that is older than its runs is preferred."""
+        """Return commit, kind and reason: the first commit that states the hypothesis, if possible before its runs."""
         now = Stated.by(answer.hypothesis, answer.question.rule)
         counts: dict[str, int] = {}  # of comparisons
         for commit, stated in self.stated:
@@ -123,7 +124,7 @@ class History:
         return commit, "registered", why
 
     def _named_in(self, answer: Answer) -> tuple[str, Kind, str]:
-        """Return the commit that a hypothesis names which is older than the questions' files."""
+        """Return commit, kind and reason for a hypothesis that names its commit, older than the questions' files."""
         asked, first = answer.hypothesis, self.stated[0][0]
         commit = next((one for one in self.noted if one.startswith(asked.commit or "")), first)
         if commit == first or commit not in self._with_ancestors(first):
@@ -137,7 +138,7 @@ class History:
         return commit, "exploratory", "whose runs had their results by then"
 
     def _is_older(self, commit: str, answer: Answer, runs: RunTable) -> bool | None:
-        """Return whether each comparison has a run from ``commit`` or later; ``None`` where that is not known."""
+        """Return whether each comparison has a run from ``commit`` or a later one; ``None`` if that is not known."""
         of_runs = [[runs.commits(run) for run in one.runs] for one in answer.comparisons]
         if not of_runs:  # it is answered in words
             of_runs = [[set(runs.of_experiment(*answer.hypothesis.of)["commit"])]]
@@ -148,13 +149,13 @@ class History:
         return False if False in known else None if None in known else True
 
     def _precedes(self, commit: str, names: set[str]) -> bool | None:
-        """Return whether ``commit`` leads to all commits that ``names`` abbreviate; ``None`` if one is not known."""
+        """Return whether the history of every commit in ``names`` (abbreviated) has ``commit``; None if not known."""
         commits = [next((one for one in self.parents if one.startswith(name)), None) for name in names]
         known = [commit in self._with_ancestors(one) for one in commits if one is not None]
         return False if False in known else None if None in commits else True
 
     def _with_ancestors(self, commit: str) -> set[str]:
-        """Return a commit and all that it builds on."""
+        """Return the commit and all its ancestors."""
         if commit not in self._ancestors:
             ancestors: set[str] = set()
             waiting = [commit]
@@ -167,7 +168,7 @@ class History:
 
 
 def checked(answer: Answer, runs: RunTable, history: History | None) -> Answer:
-    """Return an answer with its registration, which is "not checked" without a history."""
+    """Return ``answer`` with its registration, "not checked" without a history; unchanged if it claims none."""
     if not answer.hypothesis.registered:
         return answer
     without = Registration("not checked", why=NO_HISTORY)
@@ -175,7 +176,7 @@ def checked(answer: Answer, runs: RunTable, history: History | None) -> Answer:
 
 
 def _log(folder: Path, *arguments: str) -> Iterable[tuple[str, str]]:
-    """Yield what git's log says of each commit, oldest first: the commit, and a line."""
+    """Yield each line of ``git log`` with the commit that it belongs to, oldest first, as (commit, line)."""
     log = ["log", "--reverse", "--topo-order", "--no-renames", "--relative", "--format=commit %H"]
     commit = ""
     for line in git(folder, *log, *arguments).splitlines():
@@ -186,7 +187,7 @@ def _log(folder: Path, *arguments: str) -> Iterable[tuple[str, str]]:
 
 
 def _stated(text: str, renamed: dict[str, str]) -> list[Stated]:
-    """Return what the hypotheses of a question's file state, under today's names; none where they cannot be read."""
+    """Return what the hypotheses in a question's file state, in today's names; empty if the file cannot be read."""
     rule = re.search(r"^rule: (\w+)", text, re.MULTILINE)
     try:
         today = re.sub(r"\w+(-\w+)*", lambda word: renamed.get(word[0], word[0]), text[text.index("\nhypotheses:") :])
@@ -197,7 +198,7 @@ def _stated(text: str, renamed: dict[str, str]) -> list[Stated]:
 
 
 def _contents(folder: Path, blobs: Iterable[str]) -> dict[str, str]:
-    """Return the texts of git's objects, by their names."""
+    """Return the text of each of git's objects, by its hash."""
     left, texts = git(folder, "cat-file", "--batch", feed="\n".join(blobs)).encode(*CODEC), {}
     for name in blobs:
         head, _, left = left.partition(b"\n")
@@ -207,7 +208,7 @@ def _contents(folder: Path, blobs: Iterable[str]) -> dict[str, str]:
 
 
 def git(folder: Path, *arguments: str, feed: str = "") -> str:
-    """Return what git prints. Raises :class:`UserError` where it fails."""
+    """Return the output of git in ``folder``, with ``feed`` as its input. Raises :class:`UserError` if it fails."""
     try:
         done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=False, input=feed.encode())
     except OSError as error:

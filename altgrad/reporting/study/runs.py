@@ -8,8 +8,8 @@ A contrast is written as optimizers, then formats, each a sum of names with sign
     adamw - spacing_scaled in E3M4 at MEASURE - ANOTHER
 
 The parts multiply: the second is (rung - adamw_sr_weights in E3M4) - (rung - adamw_sr_weights in virtual.E3M4).
-``of`` names experiments, where it is not those of the hypothesis. ``at`` names what was measured, where it is not the
-loss of the trained weights: a loss after pruning, or a classifier's metric.
+``of`` names experiments other than the hypothesis' own. ``at`` names a measure other than the loss of the trained
+weights: a loss after pruning, or a classifier's metric.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from altgrad.config.tasks import Found
 from altgrad.reporting.statistics import PairedLosses
 
 TRAINED = "trained"
-#: What a classifier has of test documents, besides its loss.
+#: The metrics of a classifier on test documents, besides its loss.
 MEASURED: list[Found] = ["micro_f1", "macro_f1", "f1_rare", "f1_common"]
 COLUMNS = [
     "experiment", "format", "optimizer", "seed", "lr_scale", "val_loss", "status", "steps", "tokens", "parameters",
@@ -50,7 +50,7 @@ CONTRAST = re.compile(r"(?P<optimizers>.+?) in (?P<formats>.+?)(?: of (?P<experi
 
 
 class StudyRun(NamedTuple):
-    """A run of an experiment over all seeds, and what was measured of it: the loss of the trained weights, or else."""
+    """A run of an experiment over all seeds, with the ``measure`` of it, by default the loss of the trained weights."""
 
     experiment: str
     format: str
@@ -60,7 +60,7 @@ class StudyRun(NamedTuple):
 
 
 class Untrained(UserError):
-    """A contrast is of runs that the table lacks."""
+    """A contrast names runs that the table lacks."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class RunTable:
 
     @classmethod
     def read(cls, folder: Path) -> RunTable:
-        """Read ``runs.csv`` and ``after_training.csv``; :class:`UserError` where a column is absent or a run twice."""
+        """Read ``runs.csv`` and ``after_training.csv``. Raises :class:`UserError` for other columns or a run twice."""
         tables = []
         for name, columns, key in FILES:
             path = folder / name
@@ -92,25 +92,25 @@ class RunTable:
         return cls(*tables)
 
     def write(self, folder: Path) -> None:
-        """Write both files in one order, so that a new run changes no line but its own."""
+        """Write both files with their rows sorted, so that a new run changes no other line."""
         for (name, _, key), table in zip(FILES, (self.table, self.after), strict=True):
             ordered = table.sort_values(key).assign(lr_scale=lambda rows: rows["lr_scale"].map("{:g}".format))
             write_text(folder / name, ordered.to_csv(index=False, lineterminator="\n"))
 
     def of_experiment(self, *names: str) -> pd.DataFrame:
-        """Return the rows of experiments."""
+        """Return the rows of ``table`` of the experiments ``names``."""
         return self.table[self.table["experiment"].isin(names)]
 
     @cached_property
     def losses(self) -> PairedLosses[StudyRun]:
-        """What was measured of every run, by seed."""
+        """The measured value of every run, by seed: of the weights as trained, and after training."""
         both = pd.concat([self.table.assign(measure=TRAINED), self.after.rename(columns={"value": "val_loss"})])
         runs = map(StudyRun._make, both[list(StudyRun._fields)].itertuples(index=False, name=None))
         return PairedLosses.of(zip(runs, both["seed"], both["val_loss"], strict=True), sorted(set(both["seed"])))
 
     @cached_property
     def _rates(self) -> dict[StudyRun, list[StudyRun]]:
-        """The runs at each learning rate, by the run at rate 1."""
+        """By the run at rate 1, the runs at each learning rate that are otherwise the same."""
         rates: dict[StudyRun, list[StudyRun]] = defaultdict(list)
         for run in self.losses.place:
             rates[run._replace(lr_scale=1.0)].append(run)
@@ -143,11 +143,11 @@ class RunTable:
 def parsed(
     texts: list[str], experiments: list[str], runs: RunTable, *, best_rate: bool = False
 ) -> dict[StudyRun, float]:
-    """Return the weight of each run in the sum of contrasts as they are written.
+    """Return the weight of each run in the sum of the contrasts ``texts``.
 
     Args:
-        texts: the contrasts.
-        experiments: where runs are looked for; the first that has a run counts.
+        texts: the contrasts, written as the module's docstring says.
+        experiments: the experiments in which runs are looked up; the first that has a run counts.
         runs: all runs.
         best_rate: take each run at its best learning rate.
 
@@ -173,7 +173,7 @@ def parsed(
 
 
 def _absent(experiments: list[str], fmt: str, optimizer: str, measure: str, runs: RunTable) -> UserError:
-    """Return the error that says which name no run of the experiments has, or that the run was not trained."""
+    """Return the error for an absent run: an unknown format or optimizer, or else `Untrained`."""
     rows, places = runs.of_experiment(*experiments), ", ".join(experiments)
     for kind, name in (("format", fmt), ("optimizer", optimizer)):
         known = list(rows[kind].unique())
@@ -184,7 +184,7 @@ def _absent(experiments: list[str], fmt: str, optimizer: str, measure: str, runs
 
 
 def _sum(text: str, whole: str) -> dict[str, float]:
-    """Return the names of a sum with their weights."""
+    """Return the weight of each name in the sum ``text``; ``whole`` is the contrast, which an error quotes."""
     signs = ["+", *SUM.findall(text.strip())]
     weights: dict[str, float] = defaultdict(float)
     for sign, term in zip(signs, SUM.split(text.strip())[::2], strict=True):

@@ -26,13 +26,13 @@ from altgrad.reporting.study.registered import git
 from altgrad.reporting.study.runs import AFTER, COLUMNS, KEY, MEASURED, RunTable
 
 TEXTS = Path("data/corpus")
-TUNES = "tuning"  # how the name of an experiment begins that chooses learning rates
+TUNES = "tuning"  # prefix of the names of experiments that choose learning rates
 
 
 def train_missing(question: Question, runs: RunTable, study: Path, jobs: int | None) -> RunTable:
-    """Train the experiments of a question that lack rows; write the rows into the tables, and return these.
+    """Train the experiments of a question that lack rows; write the rows into the tables, and return the tables.
 
-    Raises :class:`UserError` where git has no commit of the code as it is, or where training fails.
+    Raises :class:`UserError` if the code has changes that are not committed, or if training fails.
     """
     root = study.parents[1]
     params = {name: question.params(name, root / "params.yaml") for name in question.runs}
@@ -84,7 +84,7 @@ def _lacks(params: dict[str, Any], name: str, runs: RunTable, study: Path) -> bo
 
 
 def _checkout(root: Path, name: str) -> Path:
-    """Return a checkout of HEAD that shares the cache of ``root``: the one that an interrupted command left, if any."""
+    """Return a checkout of HEAD that shares the cache of ``root``; one left by an interrupted command is used again."""
     folder = root / "scratch/study" / name
     if (folder / ".git").exists() and git(folder, "rev-parse", "HEAD") == git(root, "rev-parse", "HEAD"):
         return folder
@@ -96,10 +96,10 @@ def _checkout(root: Path, name: str) -> Path:
 
 
 def _run(arguments: list[str], folder: Path, name: str) -> None:
-    """Run Python in a checkout; :class:`UserError` where it fails."""
+    """Run Python with ``arguments`` in the checkout ``folder``. Raises :class:`UserError` if it fails."""
     here = folder.resolve()  # where the command runs
     variables = {"PYTHONPATH": str(here), "ALTGRAD_COMPILE_CACHE": str(here.parents[1] / "compiled")}
-    # In a session of its own it is told to stop once, by this process, and saves checkpoints.
+    # In its own session the command gets one signal to stop, from this process, and saves checkpoints.
     command = [sys.executable, *arguments]
     with subprocess.Popen(command, cwd=folder, env=os.environ | variables, start_new_session=True) as process:
         try:
@@ -113,7 +113,7 @@ def _run(arguments: list[str], folder: Path, name: str) -> None:
 
 
 def _rows(folder: Path, name: str) -> pd.DataFrame:
-    """Return a row per run of the checkout."""
+    """Return a row (`COLUMNS`) per run of the checkout ``folder``."""
     head = git(folder, "rev-parse", "HEAD")
     rows = []
     for path in sorted((folder / "data/runs").glob("*/metrics.json")):
@@ -132,7 +132,7 @@ def _rows(folder: Path, name: str) -> pd.DataFrame:
 
 
 def _after(folder: Path, name: str, asked: dict[str, list[str]]) -> pd.DataFrame:
-    """Return what is measured after training: a classifier's metrics, and losses of pruned and quantized weights."""
+    """Return a row (`AFTER`) per number measured after training: a classifier's metrics, losses as ``asked``."""
     runs = {path.parent.name: read_json(path) for path in sorted((folder / "data/runs").glob("*/metrics.json"))}
     rows = [
         (name, *(metrics[key] for key in KEY[1:]), measure, round(value, 6))
