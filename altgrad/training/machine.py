@@ -229,13 +229,15 @@ def peak_memory_mb(device: torch.device) -> float:
 def machine_class(device: torch.device) -> str:
     """Return the class of this machine: a cell has the same bits on all machines of one class.
 
-    A CPU's class names the processor, a digest of its instructions, the dtype of its products, and torch's version. A
-    GPU's class has its name and torch's version.
+    A CPU's class names the processor, a digest of its instructions, the dtype of its products, torch's version, and the
+    limit of ``ONEDNN_MAX_CPU_ISA`` if it is set. A GPU's class has its name and torch's version.
     """
     if device.type == "cuda":
         return f"{device_name(device)}, torch {torch.__version__}"
     products = "bfloat16" if multiplies_bf16() else "float32"
-    return f"{processor_name()} {_processor_digest()}, {products} products, torch {torch.__version__}"
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA")  # AMX sums products in another order than AVX-512
+    limited = f" by {limit} at most" if limit else ""
+    return f"{processor_name()} {_processor_digest()}, {products} products{limited}, torch {torch.__version__}"
 
 
 def used(device: torch.device) -> dict[str, Any]:
