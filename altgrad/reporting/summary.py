@@ -33,9 +33,10 @@ QUESTION = "Which 8-bit floating-point format gains most from geometry-aware upd
 SHOWN = 5  # the most rows of `lowest_table`
 EXPLAINED = "[why](../altgrad/reporting/STATISTICS.md)"
 RULE = (
-    "**Intervals are unadjusted, p is adjusted.** 95 % CI: Student's paired t, each comparison by itself, as "
-    "`scipy.stats.ttest_rel` has it. p: of the same test, adjusted for all comparisons by Holm's step-down. The result "
-    "follows p, so it may be inconclusive where the interval leaves out zero; p alone then stands beside it"
+    "**Intervals are unadjusted, p is adjusted.** A 95 % CI is that of Student's paired t-test for one comparison "
+    "alone (`scipy.stats.ttest_rel`). p is that of the same test, adjusted over all comparisons by Holm's step-down "
+    "method. The result follows p, so it can be inconclusive although the interval excludes zero; the unadjusted p "
+    "(\"p alone\") then stands beside it"
 )
 
 
@@ -104,8 +105,8 @@ def headline(study: Study, comparison: Comparison) -> str:
     if set(outcome_names) <= set(UNTESTED):
         return f"**Open.** A gain by the own spacing of {listed(effects)} under `{aware[0]}`: {listed(outcome_names)}."
     none = [name for name, result in effects.items() if result.outcome in NONE_SEEN]
-    equal = f" In {listed(none)} it is shown to be none (within ±{metric.smallest_effect:g})." if none else ""
-    return f"**No format is seen to gain by its own spacing**, of {listed(effects)} under `{aware[0]}`.{equal}"
+    equal = f" In {listed(none)} an effect beyond ±{metric.smallest_effect:g} is excluded." if none else ""
+    return f"**No format gained by its own spacing**: {listed(effects)} under `{aware[0]}`.{equal}"
 
 
 def outcomes(study: Study, comparison: Comparison) -> str:
@@ -231,7 +232,7 @@ def lowest_table(study: Study, comparison: Comparison) -> Table | None:
     note = f"The first {len(rows)} of {len(order)}"
     note += f"; p adjusted over {'all ' if len(order) > 2 else ''}{plural(len(pairs), 'pair')}." if with_p else "."
     others = [f"`{entry}`" for entry in study.formats if not roles.is_quantized(study, entry)]
-    note += f" Not ranked, without quantization: {listed(others)}." if others else ""
+    note += f" Not ranked, since nothing is quantized: {listed(others)}." if others else ""
     return Table(columns, rows, note).of_runs([{"format": run[0], "optimizer": run[1]} for run in first])
 
 
@@ -251,11 +252,11 @@ def certainty(study: Study, comparison: Comparison, chance: float | None) -> str
         lacking = "" if asked else "; no difference varies between them"
         texts = [f"Paired seeds: {paired}{f', of the {SEEDS} that a test takes' if seeds[1] < SEEDS else lacking}."]
     if INCONCLUSIVE in kinds:
-        texts.append("Inconclusive: the effect in brackets would have been found nine times in ten, by itself.")
+        texts.append("Inconclusive: in brackets, the effect that this comparison alone would detect nine times in ten.")
     if tested and chance is not None:
-        texts.append(f"Of simulated studies like this one, of chance alone, {100 * chance:.1f} % find any.")
+        texts.append(f"Of simulated studies of this size without any effect, {100 * chance:.1f} % report one.")
     if comparison.noise_floor > 0:
-        texts.append(f"The 95 % interval of a cost is ±{significant(comparison.noise_floor)} at the median.")
+        texts.append(f"The median 95 % interval of a cost is ±{significant(comparison.noise_floor)}.")
     return " ".join(texts)
 
 

@@ -59,10 +59,10 @@ def by_head(table: Table | None) -> list[dict[str, str]]:
 
 def test_an_effect_that_the_control_has_too_is_not_the_formats():
     same = {(entry, "stiff"): -0.02 for entry in ENTRIES if entry != "bf16"}
-    none = "**No format is seen to gain by its own spacing**, of E4M3 and E3M4 under `stiff`."
+    none = "**No format gained by its own spacing**: E4M3 and E3M4 under `stiff`."
     assert said(made(same)).startswith(none)
-    assert "In E4M3 and E3M4 it is shown to be none (within ±0.005)" in said(made(same))
-    assert "shown to be none" not in said(made(same, sd=0.02)), "an interval that is wider shows nothing"
+    assert "In E4M3 and E3M4 an effect beyond ±0.005 is excluded" in said(made(same))
+    assert "is excluded" not in said(made(same, sd=0.02)), "an interval that is wider shows nothing"
 
 
 def test_an_effect_that_the_control_lacks_is_the_formats():
@@ -182,7 +182,7 @@ def test_the_lowest_is_listed_with_what_is_above_it():
     assert shown[0][2:4] == ["–", "–"] and float(shown[1][2]) == pytest.approx(0.01, abs=1e-3)
     assert float(shown[1][3].removeprefix("< ")) < 0.05
     assert table.note.startswith("The first 5 of 6; p adjusted over all 15 pairs.")
-    assert table.note.endswith("Not ranked, without quantization: `bf16`, `virtual.E4M3` and `virtual.E3M4`.")
+    assert table.note.endswith("Not ranked, since nothing is quantized: `bf16`, `virtual.E4M3` and `virtual.E3M4`.")
 
 
 def test_every_table_has_a_lead_and_one_line_is_on_certainty():
@@ -254,4 +254,4 @@ def test_the_noise_floor_is_that_of_the_report() -> None:
     floor = numbers(study)["noise_floor"]
     oracle = stats.ttest_rel(losses["A", "adamw"], losses["bf16", "adamw"]).confidence_interval()
     assert floor == pytest.approx((oracle.high - oracle.low) / 2)
-    assert f"The 95 % interval of a cost is ±{significant(floor)} at the median." in certainty(study, comparison, None)
+    assert f"The median 95 % interval of a cost is ±{significant(floor)}." in certainty(study, comparison, None)
