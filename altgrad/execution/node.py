@@ -197,7 +197,7 @@ class Node:
         self._poll()
 
     def news(self) -> News:
-        """Return what has happened since the last call."""
+        """Return the news of this node's tasks since the last call of this method."""
         self._poll()
         over, self._over = self._over, {}
         grown: dict[str, Growth] = {}

@@ -98,7 +98,7 @@ def steps_done(task: Task) -> int:
 
 
 def not_compiled(keys: Sequence[str]) -> list[str]:
-    """Return what was never compiled here and training these cells needs: the C++ loops, the model, both or neither."""
+    """Return the names of the parts that training these cells must compile first: C++ loops, model, both or neither."""
     cache = Path(os.environ.get("ALTGRAD_COMPILE_CACHE") or "scratch/compiled")
     cells = [path for key in keys if (path := Path("data/grid") / f"{key}.json").exists()]
     compiles = any(Train(**read_json(path)["train"]).compiles for path in cells)
