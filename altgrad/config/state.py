@@ -5,36 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo, WithJsonSchema
+from pydantic import BeforeValidator, Field
 
-from altgrad.config.base import Settings, as_format
+from altgrad.config.base import FormatSetting, Settings
 from altgrad.formats import Format
-from altgrad.formats.codebook import Codebook, codebook, map_names
+from altgrad.formats.codebook import Codebook, codebook
 
 #: Elements. torchao and bitsandbytes too keep the state of smaller parameters in float32.
 LEAST = 4096
 
 
-def _format_or_map(value: Any, info: ValidationInfo) -> Format | str:
-    if isinstance(value, str) and value in map_names():
-        return value
-    if isinstance(value, str) and info.context is not None and value not in info.context:
-        codebook(value)  # its error has near matches among maps too
-    return as_format(value, info)
-
-
 class Moment(Settings):
-    """How one moment is stored: as the codes of a format or a map, and their scales.
+    """How one moment is stored: as the codes of a format, and their scales.
 
-    Formats may be unsigned, such as ``UE4M4``. The maps are those of bitsandbytes and torchao: ``dynamic8`` and
-    ``unsigned_dynamic8`` (Dettmers et al. 2021, arXiv:2110.02861), ``dynamic4`` and ``unsigned_linear4`` (Li et al.
-    2023, arXiv:2309.01507). Codes of up to 4 bits are stored two in a byte.
+    Formats may be unsigned, such as ``UE4M4``. Those of bitsandbytes and torchao are ``dynamic8``, ``dynamic4``,
+    ``unsigned_dynamic8`` and ``unsigned_linear4``. Codes of up to 4 bits are stored two in a byte.
     """
 
-    format: Annotated[
-        Any, BeforeValidator(_format_or_map), PlainSerializer(lambda f: getattr(f, "name", f), return_type=str),
-        WithJsonSchema({"type": "string", "format": "a format's name or a map's"}),
-    ] = Field(description="what the moment is rounded to")  # fmt: skip
+    format: FormatSetting = Field(description="what the moment is rounded to")
     granularity: Literal["tensor", "row", "block"] = Field(
         "block", description="what has a scale of its own: the tensor, a row of its last dimension, a block"
     )
@@ -87,10 +75,8 @@ class State(Settings):
             yield "name a format for m, for v or for both, or remove state"
         if self.m is not None and self.m.root:
             yield "m.root: only v, which is not negative, has a root; remove it"
-        if self.m is not None and (not isinstance(self.m.format, str) or self.m.format in map_names()):
-            book = self.m.codebook
-            if not book.signed:
-                yield f"m.format: {book.name} is unsigned, and a first moment has a sign"
+        if self.m is not None and isinstance(fmt := self.m.format, Format) and not fmt.signed:
+            yield f"m.format: {fmt.name} is unsigned, and a first moment has a sign"
 
     def of(self, name: str) -> Moment | None:
         """Return how the state tensor ``name`` (such as ``exp_avg``) is stored; ``None``: without a format."""

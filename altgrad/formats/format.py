@@ -1,279 +1,66 @@
-"""What a small floating-point format is.
+"""What a number format is: values in ascending order, the thresholds between them, and a code for each value.
 
-A format is a sign, ``E`` exponent bits and ``M`` mantissa bits, an exponent bias, and a rule for the meaning of its top
-codes. Those five facts are the fields of `Format`. Range, spacing, values and codes follow from them and are derived
-here, exactly: every number below is a small integer times a power of two, which float64 holds.
-
-Exponent field 0 holds the subnormals, ``m / 2^M * 2^emin`` with ``emin = 1 - bias``; a field ``e >= 1`` holds
-``(1 + m / 2^M) * 2^(e - bias)``. Three corner cases of that definition:
-
-- ``E = 0`` has no exponent field, so every value is subnormal: the values are uniform. The bias is 1 by convention,
-  which puts ``emin`` at 0 and the values at ``m / 2^M``, below one.
-- ``M = 0`` has no subnormals: a magnitude is zero or a power of two.
-- An unsigned format has no negative numbers, and one more bit for exponent or mantissa. Without mantissa it is a scale
-  format (OCP E8M0) and has no zero: field 0 is an ordinary exponent and ``emin = -bias``.
-
-``specials`` names the five rules for the top codes that hardware and standards use:
-
-========  =============================================================  ==========================
-specials  meaning                                                        used by
-========  =============================================================  ==========================
-finite    every code is a number                                         OCP E2M1, E2M3, E3M2
-fn        the all-ones magnitude is NaN                                  OCP E4M3, E8M0
-ieee      the top exponent is infinity (mantissa 0) and NaN              OCP E5M2, FP16, BF16
-fnuz      only "negative zero" is NaN; bias one higher than IEEE's       E4M3FNUZ, P3109 finite
-p3109     as fnuz, and the top code of either sign is infinity           P3109 extended
-========  =============================================================  ==========================
-
-IEEE P3109 has an extended and a finite domain. The finite one codes its values as ``fnuz`` does, bias included.
+A number is rounded to the largest value whose threshold it reaches. `Format` is what all formats have in common. There
+are two kinds: the values of a `FloatFormat` (`floats`) follow from its exponent and mantissa bits; those of a
+`TableFormat` (`tables`), and the thresholds between them, are a table.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
-SPECIALS = ("finite", "fn", "ieee", "fnuz", "p3109")
 MAX_BITS = 16
 SCALE_FORMATS = ("float32", "E8M0")  # of scales that have no tensor scale above them
+STATISTICS = ("amax", "rms")
 
 # Two operands scaled to the top of E6M1 or E7M0 would overflow the float32 accumulator of their matrix product, so a
-# tensor's amax is scaled to 2^16 at most. No other format of up to 8 bits reaches beyond that: E5M2 ends at 57344.
+# tensor's amax is scaled to 2^16 at most. No other float format of up to 8 bits reaches beyond that: E5M2 ends at
+# 57344.
 TARGET_CAP = 2.0**16
-FLOAT32_MANTISSA = 23
-# The lowest binade in which 2^-24 of a value is a normal float32, which no rounding mode flushes to zero.
-_LOWEST_EXPONENT = -102
 
 
-def default_bias(exponent_bits: int, specials: str) -> int:
-    """Return the exponent bias that the standards give to a format of this kind.
+class Format(ABC):
+    """A number format of at most 16 bits.
 
-    The bias is ``2^(E-1) - 1``; for ``fnuz`` and ``p3109`` it is ``floor(2^(E-1))``, so 0 at E = 0.
-    At E = 0 the other rules have bias 1: see the module's docstring.
-    """
-    if specials in ("fnuz", "p3109"):
-        return (1 << exponent_bits) >> 1
-    if exponent_bits == 0:
-        return 1
-    return (1 << (exponent_bits - 1)) - 1
-
-
-@dataclass(frozen=True)
-class Format:
-    """A floating-point format of at most 16 bits.
-
-    Args:
+    Attributes:
         name: name in reports and messages.
-        exponent_bits: E, at least 0.
-        mantissa_bits: M, at least 0.
-        bias: exponent bias; None takes `default_bias`.
-        specials: meaning of the top codes, one of `SPECIALS`.
-        signed: False for a format without negative numbers (finite or fn), and without zero if M = 0.
-
-    Raises:
-        ValueError: a field is invalid; the message begins with the field's name.
+        bits: width of a code.
+        nan_code: code of the (quiet, positive) NaN, or None where there is none.
+        inf_code: code of +Inf, or None where there is none.
+        has_negative_zero: whether there is a code of -0.
+        scale_statistic: which statistic of a tensor its scale brings to `scale_target`: ``amax`` or ``rms``.
     """
 
     name: str
-    exponent_bits: int
-    mantissa_bits: int
-    bias: int = None  # type: ignore[assignment] # __post_init__ puts the default there
-    specials: str = "finite"
-    signed: bool = True
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise ValueError(f"name: expected a non-empty string, got {self.name!r}")
-        for field in ("exponent_bits", "mantissa_bits"):
-            _require_integer(field, getattr(self, field))
-            if getattr(self, field) < 0:
-                raise ValueError(f"{field}: expected 0 or more, got {getattr(self, field)}")
-        if self.specials not in SPECIALS:
-            raise ValueError(f"specials: expected one of {', '.join(SPECIALS)}, got {self.specials!r}")
-        if not isinstance(self.signed, bool):
-            raise ValueError(f"signed: expected True or False, got {self.signed!r}")
-        if self.bits > MAX_BITS:
-            raise ValueError(f"exponent_bits: {self.name} takes {self.bits} bits, at most {MAX_BITS} are supported")
-        if self.bias is None:
-            object.__setattr__(self, "bias", default_bias(self.exponent_bits, self.specials))
-        _require_integer("bias", self.bias)
-        self._require_consistent_fields()
-
-    def _require_consistent_fields(self) -> None:
-        if not self.signed and self.specials not in ("finite", "fn"):
-            raise ValueError(f"signed: the unsigned {self.name} needs specials finite or fn")
-        if self.specials == "ieee" and 0 in (self.exponent_bits, self.mantissa_bits):
-            raise ValueError(f"specials: {self.name} needs exponent and mantissa bits to code Inf and NaN as ieee does")
-        if self.max_code < 1:
-            raise ValueError(f"mantissa_bits: {self.name} would have no number but zero")
-        if self.emin - self.mantissa_bits < -1022 or self._exponent_of(self.max_code) > 1023:
-            raise ValueError(f"bias: {self.bias} takes {self.name} beyond the range of float64")
-
-    def __str__(self) -> str:
-        sign = "" if self.signed else "unsigned, "
-        return (
-            f"{self.name} ({sign}{self.exponent_bits} exponent bits, {self.mantissa_bits} mantissa bits, "
-            f"bias {self.bias}, {self.specials}, max {self.max:g})"
-        )
-
-    # -- the layout of a code ---------------------------------------------------------------------
+    bits: int
+    nan_code: int | None
+    inf_code: int | None
+    has_negative_zero: bool
+    scale_statistic: str = "amax"
 
     @property
-    def bits(self) -> int:
-        """Width of a code."""
-        return int(self.signed) + self.exponent_bits + self.mantissa_bits
-
-    @property
-    def sign_code(self) -> int:
-        """The sign bit of a code; 0 for an unsigned format."""
-        return 1 << (self.bits - 1) if self.signed else 0
-
-    @property
-    def _top_magnitude(self) -> int:
-        """The magnitude code whose bits are all ones."""
-        return (1 << (self.exponent_bits + self.mantissa_bits)) - 1
-
-    @property
-    def max_code(self) -> int:
-        """Code of the largest finite value. Codes 0 to max_code are the magnitudes in order."""
-        if self.specials == "ieee":
-            return ((1 << self.exponent_bits) - 1 << self.mantissa_bits) - 1
-        return self._top_magnitude - (self.specials in ("fn", "p3109"))
-
-    @property
-    def inf_code(self) -> int | None:
-        """Code of +Inf, or None where the format has none."""
-        return self.max_code + 1 if self.has_inf else None
-
-    @property
-    def nan_code(self) -> int | None:
-        """Code of the (quiet, positive) NaN, or None where every code is a number."""
-        if self.specials == "finite":
-            return None
-        if self.specials == "fn":
-            return self._top_magnitude
-        if self.specials == "ieee":
-            return self.max_code + 1 | 1 << (self.mantissa_bits - 1)
-        return self.sign_code
-
-    @property
-    def has_inf(self) -> bool:
-        return self.specials in ("ieee", "p3109")
-
-    @property
-    def has_nan(self) -> bool:
-        return self.specials != "finite"
-
-    @property
-    def has_zero(self) -> bool:
-        return self.signed or self.mantissa_bits > 0
-
-    @property
-    def has_negative_zero(self) -> bool:
-        return self.signed and self.specials in ("finite", "fn", "ieee")
-
-    # -- range and spacing ------------------------------------------------------------------------
-
-    @property
-    def emin(self) -> int:
-        """Exponent of the lowest binade; below ``2^emin`` the spacing no longer shrinks."""
-        return 1 - self.bias if self.has_zero else -self.bias
-
-    @property
-    def emax(self) -> int:
-        """``floor(log2(max))``."""
-        return math.frexp(self.max)[1] - 1
-
-    @cached_property
-    def max(self) -> float:
-        """Largest finite value."""
-        return self._value_of(self.max_code)
-
-    @property
-    def smallest(self) -> float:
-        """Smallest positive value, subnormal where the format has subnormals."""
-        return self._value_of(1 if self.has_zero else 0)
-
-    @property
-    def min_normal(self) -> float | None:
-        """Smallest normal value; None where every value is subnormal."""
-        return 2.0**self.emin if self.max >= 2.0**self.emin else None
-
-    @property
-    def min_subnormal(self) -> float | None:
-        """Smallest positive subnormal value; None where M = 0 leaves no subnormals but zero."""
-        return self.smallest if self.mantissa_bits > 0 else None
-
-    @property
-    def binades(self) -> float:
-        """Dynamic range: log2 of the largest over the smallest positive value."""
-        return math.log2(self.max / self.smallest)
-
-    @property
-    def half_step(self) -> float | None:
-        """Largest relative rounding error of a normal value, 2^-(M+1); None where nothing is normal."""
-        return None if self.min_normal is None else 2.0 ** -(self.mantissa_bits + 1)
-
-    @property
-    def scale_target(self) -> float:
-        """The magnitude to which scaling brings a tensor's largest element: ``min(max, 2^16)``."""
-        return min(self.max, TARGET_CAP)
-
-    def _exponent_of(self, code: int) -> int:
-        """Exponent of the binade of a magnitude code's value; `emin` for subnormals."""
-        field = code >> self.mantissa_bits
-        return self.emin + max(field - int(self.has_zero), 0)
-
-    def _value_of(self, code: int) -> float:
-        """Value of a finite magnitude code."""
-        field, mantissa = divmod(code, 1 << self.mantissa_bits)
-        implicit = field > 0 or not self.has_zero
-        significand = mantissa + (implicit << self.mantissa_bits)
-        return math.ldexp(significand, self._exponent_of(code) - self.mantissa_bits)
-
-    # -- all values and all codes -----------------------------------------------------------------
-
-    @cached_property
-    def magnitudes(self) -> np.ndarray:
-        """The value of each code 0..max_code, ascending: float64, shape (max_code + 1,), read-only."""
-        table = np.array([self._value_of(code) for code in range(self.max_code + 1)])
-        table.flags.writeable = False
-        return table
-
-    @cached_property
+    @abstractmethod
     def values(self) -> np.ndarray:
         """All distinct finite values, ascending: float64, shape (n,), read-only. Zero appears once."""
-        table = self.magnitudes
-        if self.signed:
-            table = np.concatenate([-table[:0:-1], table])
-            table.flags.writeable = False
-        return table
-
-    @cached_property
-    def code_values(self) -> np.ndarray:
-        """The value of every code, -0, Inf and NaN included: float64, shape (2^bits,), read-only."""
-        table = np.full(1 << self.bits, np.nan)
-        count = self.max_code + 1
-        table[:count] = self.magnitudes
-        if self.has_inf:
-            table[count] = np.inf
-            count += 1
-        if self.signed:
-            first = 0 if self.has_negative_zero else 1
-            table[self.sign_code + first : self.sign_code + count] = -table[first:count]
-        table.flags.writeable = False
-        return table
-
-    # -- which arithmetic can carry it ------------------------------------------------------------
 
     @property
-    def significant_bits(self) -> int:
-        """Bits of a value's significand, the implicit bit included."""
-        return min(self.mantissa_bits + 1, self.max_code.bit_length())
+    @abstractmethod
+    def thresholds(self) -> np.ndarray:
+        """The smallest float64 that is rounded to each value but the lowest: float64, (n - 1,), read-only."""
 
+    @property
+    @abstractmethod
+    def code_values(self) -> np.ndarray:
+        """The value of every code, -0, Inf and NaN included: float64, shape (2^bits,), read-only."""
+
+    @abstractmethod
     def fits(self, precision: int, lowest: int, highest: int, *, scales: Format | None = None) -> bool:
         """Whether floats with these limits hold every value; with ``scales``, every product of a value and a scale.
 
@@ -283,25 +70,149 @@ class Format:
             highest: exponent of the largest binade.
             scales: format of the scales, which are at most its `scale_target`; None: check the values alone.
         """
-        significant, smallest, largest = self.significant_bits, self.emin - self.mantissa_bits, self.max
-        if scales is not None:
-            power_of_two = 1 in (significant, scales.significant_bits)
-            significant += scales.significant_bits - power_of_two
-            smallest += scales.emin - scales.mantissa_bits
-            largest *= scales.scale_target
-        return significant <= precision and smallest >= lowest and math.frexp(largest)[1] - 1 <= highest
 
     @property
+    @abstractmethod
     def rounds_in_float32(self) -> bool:
-        """Whether `altgrad.numerics.round_to_grid`, which computes in float32, is exact for the format.
+        """Whether `altgrad.numerics.round_to_grid`, which computes in float32, is exact for the format."""
 
-        The format must be signed, its normal values must begin at 2^-102 or above, and 2^25 spacings of its top binade
-        must not overflow. Every signed format with at most 7 exponent bits and the usual bias meets this.
+    @staticmethod
+    def of_values(
+        name: str,
+        values: Sequence[float],
+        *,
+        symmetric: bool = False,
+        ties: str = "even",
+        scale_to: float | str = "max",
+    ) -> Format:
+        """Return the format with a list of values, of which a number is rounded to the nearest.
+
+        A code is the place of a value in the list. With ``symmetric`` it has a sign bit before the place, and no code
+        means -0.
+
+        Args:
+            name: name in reports and messages.
+            values: ascending numbers that float32 holds, at most 2^16 with their negatives, one of them positive.
+            symmetric: whether the format also has the negative of each value; then ``values`` begin at 0 or above.
+            ties: where the middle of two values is rounded to: the ``even`` code, ``away`` from zero, or ``up``.
+            scale_to: what a scale brings a tensor to: see `scale_target_of`.
+
+        Raises:
+            ValueError: the message begins with the argument.
         """
-        top_spacing = self.emax - self.mantissa_bits
-        return self.signed and self.emin >= _LOWEST_EXPONENT and top_spacing + FLOAT32_MANTISSA + 2 <= 127
+        from altgrad.formats.tables import table_of_values
+
+        return table_of_values(name, values, symmetric=symmetric, ties=ties, scale_to=scale_to)
+
+    # -- range and spacing --------------------------------------------------------------------------------------------
+
+    @property
+    def signed(self) -> bool:
+        """Whether there are negative values."""
+        return bool(self.values[0] < 0)
+
+    @property
+    def has_inf(self) -> bool:
+        return self.inf_code is not None
+
+    @property
+    def has_nan(self) -> bool:
+        return self.nan_code is not None
+
+    @property
+    def has_zero(self) -> bool:
+        return 0.0 in self.values
+
+    @cached_property
+    def max(self) -> float:
+        """Largest finite value."""
+        return float(self.values[-1])
+
+    @property
+    def smallest(self) -> float:
+        """Smallest positive value."""
+        return float(self.values[np.searchsorted(self.values, 0.0, side="right")])
+
+    @property
+    def binades(self) -> float:
+        """Dynamic range: log2 of the largest over the smallest positive value."""
+        return math.log2(self.max / self.smallest)
+
+    @property
+    def emax(self) -> int:
+        """``floor(log2(max))``."""
+        return math.frexp(self.max)[1] - 1
+
+    @property
+    def scale_target(self) -> float:
+        """What scaling brings a tensor's `scale_statistic` to."""
+        return min(self.max, TARGET_CAP)
+
+    def spacing(self, x: float | np.ndarray) -> np.ndarray:
+        """Return the distance between the two values around each x; on a value, the one away from zero.
+
+        Beyond the largest and the lowest value it is the last distance there. float64, the shape of ``x``.
+        """
+        x = np.asarray(x, np.float64)
+        above = np.where(x < 0, np.searchsorted(self.values, x, "left"), np.searchsorted(self.values, x, "right"))
+        return np.diff(self.values)[np.clip(above - 1, 0, len(self.values) - 2)]
 
 
-def _require_integer(field: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{field}: expected an integer, got {value!r}")
+def scale_target_of(scale_to: float | str, largest: float) -> tuple[float, str]:
+    """Return (target, statistic of the tensor) for a setting ``scale_to``.
+
+    ``max`` brings a tensor's largest magnitude, its amax, to ``largest``; a number, such as 1, brings it to that
+    number; ``1 of rms`` brings the root of the tensor's mean square there.
+
+    Raises:
+        ValueError: ``scale_to`` is none of these.
+    """
+    number, _, statistic = str(scale_to).partition(" of ")
+    try:
+        target = largest if number == "max" else float(number)
+    except ValueError:
+        target = math.nan
+    if not 2.0**-64 <= target <= 2.0**64 or statistic not in ("", *STATISTICS) or (number, statistic) == ("max", "rms"):
+        raise ValueError(
+            f"scale_to: expected max, a number from 2^-64 to 2^64, or one such as '1 of rms', got {scale_to!r}"
+        )
+    return target, statistic or "amax"
+
+
+def read_only(numbers: Sequence[float] | np.ndarray) -> np.ndarray:
+    """Return a float64 array that cannot be written to."""
+    array = np.array(numbers, np.float64)
+    array.flags.writeable = False
+    return array
+
+
+def in_float32(values: np.ndarray, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return `Format.values` and `Format.thresholds` as float32, for rounding float32 numbers.
+
+    Values to which no float32 is rounded, as TAKUM8 has them, become the nearest one to which some are.
+    """
+    with np.errstate(over="ignore"):
+        narrow = thresholds.astype(np.float32)
+    narrow = np.where(narrow < thresholds, np.nextafter(narrow, np.float32(np.inf)), narrow)
+    largest = np.finfo(np.float32).max
+    first, last = np.searchsorted(narrow, (-largest, largest), side="right")
+    return values.clip(values[first], values[last]).astype(np.float32), narrow
+
+
+def to_nearest(values: np.ndarray, codes: np.ndarray, ties: str = "even") -> np.ndarray:
+    """Return the `Format.thresholds` that round to the nearest of ``values``.
+
+    ``ties`` says where the middle of two values is rounded to: to the one whose code in ``codes`` is ``even``, ``away``
+    from zero, or ``up``.
+    """
+    goes_up = {"even": codes[1:] % 2 == 0, "away": values[:-1] + values[1:] >= 0, "up": values[1:] == values[1:]}[ties]
+    return read_only([_threshold(*pair, bool(up)) for pair, up in zip(pairwise(values), goes_up, strict=True)])
+
+
+def _threshold(below: float, above: float, up: bool) -> float:
+    """Return the smallest float64 nearer to ``above`` than to ``below``; with ``up`` the middle counts too."""
+    middle = (Fraction(below) + Fraction(above)) / 2
+    nearest = float(middle)
+    if Fraction(nearest) < middle or (Fraction(nearest) == middle and not up):
+        return math.nextafter(nearest, math.inf)
+    return nearest

@@ -1,6 +1,6 @@
 """Formats by name.
 
-A name is looked up among the registered formats first and then read as ``E<e>M<m>``, optionally followed by ``FN``,
+A name is looked up among the registered formats, and the number systems of `tables`, first and then read as ``E<e>M<m>``, optionally followed by ``FN``,
 ``IEEE`` or ``FNUZ`` for its special codes; without a suffix every code is a number. ``UE<e>M<m>`` is unsigned, as
 NVIDIA writes it (UE4M3, UE8M0). Names are case-sensitive: ``bf16`` is the unquantized baseline, not the format BF16.
 """
@@ -11,7 +11,9 @@ import re
 from functools import cache
 
 from altgrad.common.errors import did_you_mean
+from altgrad.formats.floats import FloatFormat
 from altgrad.formats.format import MAX_BITS, Format
+from altgrad.formats.tables import TABLES, named_table
 
 _SPLIT_NAME = re.compile(r"(U?)E(0|[1-9]\d?)M(0|[1-9]\d?)(FN|IEEE|FNUZ)?")
 
@@ -20,35 +22,37 @@ class UnknownFormatError(ValueError):
     """No format has this name; the message lists the nearest ones."""
 
 
-def _p3109(precision: int, domain: str) -> Format:
+def _p3109(precision: int, domain: str) -> FloatFormat:
     """Return IEEE P3109 binary8p<precision>, signed; ``domain`` is e (extended, with infinities) or f (finite)."""
     specials = "p3109" if domain == "e" else "fnuz"
-    return Format(f"binary8p{precision}{domain}", 8 - precision, precision - 1, specials=specials)
+    return FloatFormat(f"binary8p{precision}{domain}", 8 - precision, precision - 1, specials=specials)
 
 
 _FORMATS = [
-    Format("E0M7", 0, 7),
-    Format("E1M6", 1, 6),
-    Format("E2M5", 2, 5),
-    Format("E3M4", 3, 4),
-    Format("E4M3", 4, 3, specials="fn"),  # OCP OFP8
-    Format("E5M2", 5, 2, specials="ieee"),  # OCP OFP8
-    Format("E6M1", 6, 1),
-    Format("E7M0", 7, 0),
-    Format("E4M3FNUZ", 4, 3, specials="fnuz"),
-    Format("E5M2FNUZ", 5, 2, specials="fnuz"),
-    Format("E3M4IEEE", 3, 4, specials="ieee"),
-    Format("E4M3IEEE", 4, 3, specials="ieee"),
-    Format("E2M1", 2, 1),  # OCP MX elements
-    Format("E2M3", 2, 3),
-    Format("E3M2", 3, 2),
-    Format("E8M0", 8, 0, specials="fn", signed=False),  # OCP MX scale: 2^(code - 127), 0xFF is NaN
+    FloatFormat("E0M7", 0, 7),
+    FloatFormat("E1M6", 1, 6),
+    FloatFormat("E2M5", 2, 5),
+    FloatFormat("E3M4", 3, 4),
+    FloatFormat("E4M3", 4, 3, specials="fn"),  # OCP OFP8
+    FloatFormat("E5M2", 5, 2, specials="ieee"),  # OCP OFP8
+    FloatFormat("E6M1", 6, 1),
+    FloatFormat("E7M0", 7, 0),
+    FloatFormat("E4M3FNUZ", 4, 3, specials="fnuz"),
+    FloatFormat("E5M2FNUZ", 5, 2, specials="fnuz"),
+    FloatFormat("E3M4IEEE", 3, 4, specials="ieee"),
+    FloatFormat("E4M3IEEE", 4, 3, specials="ieee"),
+    FloatFormat("E2M1", 2, 1),  # OCP MX elements
+    FloatFormat("E2M3", 2, 3),
+    FloatFormat("E3M2", 3, 2),
+    FloatFormat("E8M0", 8, 0, specials="fn", signed=False),  # OCP MX scale: 2^(code - 127), 0xFF is NaN
     *[_p3109(precision, domain) for domain in "ef" for precision in range(1, 9)],
-    Format("FP16", 5, 10, specials="ieee"),
-    Format("BF16", 8, 7, specials="ieee"),
+    FloatFormat("FP16", 5, 10, specials="ieee"),
+    FloatFormat("BF16", 8, 7, specials="ieee"),
 ]
 _BY_NAME = {fmt.name: fmt for fmt in _FORMATS}
 _ALIASES = {
+    "INT8": "E0M7",
+    "INT4": "E0M3",
     "E4M3FN": "E4M3",
     "UE8M0": "E8M0",
     "E5M10": "FP16",
@@ -59,13 +63,11 @@ _ALIASES = {
 
 def format_names() -> tuple[str, ...]:
     """Return the registered names without aliases. `get_format` also takes any other ``ExMy`` of up to 16 bits."""
-    return tuple(_BY_NAME)
+    return (*_BY_NAME, *TABLES)
 
 
-def get_format(name: str | Format, *, also: tuple[str, ...] = ()) -> Format:
+def get_format(name: str | Format) -> Format:
     """Return the format called ``name``; a `Format` is returned as it is.
-
-    ``also``: further names that the caller accepts; the message about an unknown name may suggest them.
 
     Raises:
         UnknownFormatError: no such format; the message lists near matches.
@@ -75,23 +77,25 @@ def get_format(name: str | Format, *, also: tuple[str, ...] = ()) -> Format:
         return name
     if not isinstance(name, str):
         raise TypeError(f"name: expected a format name or a Format, got {type(name).__name__}")
-    registered = _BY_NAME.get(_ALIASES.get(name, name))
-    return registered if registered is not None else _parse(name, also)
+    if name in TABLES:
+        return named_table(name)
+    name = _ALIASES.get(name, name)
+    return _BY_NAME.get(name) or _parse(name)
 
 
 @cache
-def _parse(name: str, also: tuple[str, ...]) -> Format:
+def _parse(name: str) -> FloatFormat:
     parsed = _SPLIT_NAME.fullmatch(name)
     if parsed is None:
         splits = f"E<exponent bits>M<mantissa bits> of up to {MAX_BITS} bits"
         listed = f"; known are those that `python -m altgrad.formats` lists, and {splits}"
-        raise UnknownFormatError(f"unknown format {name!r}{did_you_mean(name, (*_BY_NAME, *_ALIASES, *also), listed)}")
+        raise UnknownFormatError(f"unknown format {name!r}{did_you_mean(name, (*format_names(), *_ALIASES), listed)}")
     signed, exponent_bits, mantissa_bits = not parsed[1], int(parsed[2]), int(parsed[3])
     width = int(signed) + exponent_bits + mantissa_bits
     if width > MAX_BITS:
         raise UnknownFormatError(f"unknown format {name!r}: it takes {width} bits, at most {MAX_BITS} are supported")
     try:
         specials = (parsed[4] or "finite").lower()
-        return Format(name, exponent_bits, mantissa_bits, specials=specials, signed=signed)
+        return FloatFormat(name, exponent_bits, mantissa_bits, specials=specials, signed=signed)
     except ValueError as error:
         raise UnknownFormatError(f"unknown format {name!r} ({error})") from None

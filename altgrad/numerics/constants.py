@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from altgrad.formats import SCALE_FORMATS, Format, get_format
-from altgrad.formats.format import FLOAT32_MANTISSA
+from altgrad.formats.floats import FLOAT32_MANTISSA
 from altgrad.numerics.compile_utils import constant_in_graphs
 
 # Places in the packed tensor.

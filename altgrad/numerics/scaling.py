@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from altgrad.formats import SCALE_FORMATS, Format, get_format
-from altgrad.formats.format import FLOAT32_MANTISSA
+from altgrad.formats.floats import FLOAT32_MANTISSA
 from altgrad.numerics.codes import decode, encode
 from altgrad.numerics.constants import (
     FLOAT32_RULE,

@@ -27,6 +27,7 @@ from torch.nn.functional import pad
 from altgrad.config.arms import Arm
 from altgrad.config.state import Moment, State
 from altgrad.formats.codebook import Codebook
+from altgrad.formats.floats import FloatFormat
 from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.numerics import compute_scale, loops, uniform
 from altgrad.numerics.compile_utils import sent
@@ -160,7 +161,7 @@ class Coding:
             share = ((magnitude - below) / (above - below)).nan_to_num(0.0)
             codes = codes + (uniform(x.shape, stream) < share)
         if self.book.sign_code:
-            negative = torch.signbit(x) if self.book.negative_zero else (x < 0) & (codes > 0)
+            negative = torch.signbit(x) if self.book.fmt.has_negative_zero else (x < 0) & (codes > 0)
             codes = codes + self.book.sign_code * negative
         return codes
 
@@ -231,9 +232,9 @@ def _stream_of(name: str, stream: tuple[int, int, int], device: torch.device) ->
 
 
 def takes(coding: Coding) -> bool:
-    """Whether the C++ loops take these codes: formats with a zero and at most 8 bits, maps rounded to nearest."""
+    """Whether the C++ loops take these codes: float formats with a zero and at most 8 bits, tables up to 1."""
     moment, book = coding.moment, coding.book
-    if book.fmt is None:
+    if not isinstance(book.fmt, FloatFormat):
         return moment.rounding == "nearest" and not moment.expand
     return book.bits <= 8 and book.fmt.has_zero and book.smallest >= 2.0**-100
 
@@ -250,10 +251,11 @@ def packed(name: str, coding: Coding) -> Tensor:
     ``log2(|value| / largest)`` of each code.
     """
     moment, book, fmt = coding.moment, coding.book, coding.book.fmt
-    lowest, entry, table = (0, 0, np.zeros(0, np.uint32)) if fmt else _table(book)
+    mapped = not isinstance(fmt, FloatFormat)
+    lowest, entry, table = _table(book) if mapped else (0, 0, np.zeros(0, np.uint32))
     fields = {
-        "mapped": fmt is None, "bits": book.bits, "sign_code": book.sign_code, "negative_zero": book.negative_zero,
-        "mantissa_bits": 0 if fmt is None else fmt.mantissa_bits, "bias": 0 if fmt is None else fmt.bias,
+        "mapped": mapped, "bits": book.bits, "sign_code": book.sign_code, "negative_zero": fmt.has_negative_zero,
+        "mantissa_bits": getattr(fmt, "mantissa_bits", 0), "bias": getattr(fmt, "bias", 0),
         "root": moment.root, "stochastic": moment.rounding == "stochastic", "power_of_two": moment.scale == "E8M0",
         "block": {"tensor": TENSOR, "row": ROW}.get(moment.granularity, moment.block),
         "stream": STREAMS[name] >> 29, "lowest": lowest >> 23, "entry": entry,
@@ -291,4 +293,4 @@ def _table(book: Codebook) -> tuple[int, int, np.ndarray]:
             limits = book.thresholds[np.minimum(codes, len(book.thresholds) - 1)].view(np.uint32) & (size - 1)
             carry = np.where(np.arange(len(codes)) < len(starts), size - limits, limits + 1)
             return lowest, entry, ((codes << entry) + np.where(crossed, carry, 0)).astype(np.uint32)
-    raise ValueError(f"{book.name} has values closer together than its table can tell")
+    raise ValueError(f"{book.fmt.name} has values closer together than its table can tell")
