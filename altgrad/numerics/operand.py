@@ -1,18 +1,16 @@
 """Operands of quantized matrix products: tensors rounded to a format under scales.
 
-`quantize_operands` is what a training step does with every weight, input and gradient. `operand_definition` defines it
+`quantize_operand` is what a training step does with every weight, input and gradient. `operand_definition` defines it
 in tensor operations. A GPU has Triton kernels that do the same in one pass or two (`gpu_launch`). A CPU has C++ loops:
 amax, scale and rounding together take 0.06 ns per element, where compiled tensor operations take 0.3 ns for rounding
 alone. Loops can overwrite their input, so no second buffer needs the cache: in a step of `nano`, the head's gradient
-takes 0.6 ms instead of 4.6. One call takes several tensors, since a call costs as much as 50 thousand elements. Loops
-also update amax histories, which would otherwise take dozens of small kernels.
+takes 0.6 ms instead of 4.6. Loops also update amax histories, which would otherwise take dozens of small kernels.
 
 `encode_operand` and `decode_operand` keep an operand between the forward and the backward pass in one byte per element.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +32,7 @@ from altgrad.numerics.operand_definition import (
     quantize_by_tensors,
     rotate_by_tensors,
 )
-from altgrad.numerics.operators import has_loops, quantize_by_operator, quantize_by_operators
+from altgrad.numerics.operators import has_loops, quantize_by_operator
 from altgrad.numerics.scaling import amax, amax_from_history, scale_rule, scaling_amax
 
 
@@ -53,11 +51,11 @@ class Packed(NamedTuple):
     blocks: Tensor
 
 
-def quantize_operands(
-    xs: Sequence[Tensor],
-    constants: Sequence[Tensor],
-    histories: Sequence[Tensor] = (),
-    streams: Sequence[Tensor] = (),
+def quantize_operand(
+    x: Tensor,
+    constants: Tensor,
+    history: Tensor | None = None,
+    stream: Tensor | None = None,
     *,
     method: str = "max",
     learns: str = "nothing",
@@ -71,23 +69,23 @@ def quantize_operands(
     first: int = 0,
     in_memory: bool = False,
     rotate: bool = False,
-) -> list[Quantized]:
-    """Quantize tensors for a matrix product that sums over ``dim``: return ``round(x * scale)`` and ``scale`` of each.
+) -> Quantized | Packed:
+    """Quantize a tensor for a matrix product that sums over ``dim``: return ``round(x * scale)`` and ``scale``.
 
-    No gradient flows; `quantize_operand` has a gradient.
+    No gradient flows; `quantize` with `operand_scale` has a gradient.
 
     Args:
-        xs: each (n, k), float tensors on one device; float64 is rounded to float32 first.
-        constants: the format of each, from `format_constants`; ``dtype`` must hold its values.
-        histories: amax of earlier steps for each tensor, float32 (length, ...), newest first, 0 for a step that has not
-            happened. A history sets the one scale of the tensor, the tensor's scale of two levels, or the scales of
-            rows (entries shaped as `amax` returns them). The tensor's own amax sets the scale if the history is all 0
-            or ``histories`` is empty. An own amax of Inf or NaN always does, which makes all values NaN.
-        streams: random numbers for each tensor, int64 (3,), as `philox.uniform` takes them, for stochastic rounding.
-            Empty: values are rounded to nearest even.
+        x: float (n, k); float64 is rounded to float32 first.
+        constants: the format, from `format_constants`; ``dtype`` must hold its values.
+        history: amax of earlier steps, float32 (length, ...), newest first, 0 for a step that has not happened. It
+            sets the one scale of the tensor, the tensor's scale of two levels, or the scales of rows (entries shaped as
+            `amax` returns them). The tensor's own amax sets the scale if the history is all 0 or None. An own amax of
+            Inf or NaN always does, which makes all values NaN.
+        stream: random numbers, int64 (3,), as `philox.uniform` takes them, for stochastic rounding. None: values are
+            rounded to nearest even.
         method: ``max`` or ``most-recent``, as in `amax_from_history`.
         learns: which amax of its tensor a history stores, in place: ``nothing``, the one of ``each`` step, or only the
-            ``first``. A history never stores Inf or NaN. Only for tensors with one scale.
+            ``first``. A history never stores Inf or NaN. Only for a tensor with one scale.
         granularity: ``tensor``, ``row`` (a scale per index outside the sum), ``block`` (one per ``block`` neighbours
             along the sum) or ``tile`` (one per ``block`` x ``block`` elements, the same for either ``dim``).
             Values of blocks and tiles are divided by their scale again: exactly if it is ``E8M0``, with one more
@@ -101,86 +99,54 @@ def quantize_operands(
         scale_rounding: how to round to a power of two, as in `compute_scale`; ``4/6`` for two levels.
         dtype: dtype of the values. float8 for E4M3 and E5M2; a kernel stores it by columns if ``dim`` is 0.
             float4_e2m1fn_x2 for E2M1 with two-level scales in E4M3, blocks or tiles of 16.
-        overwrite: write the values over ``x`` if it is the only tensor and has their dtype. Without loops or kernels
-            ``x`` stays as it is.
-        first: place of a tensor's first element in its stream; not 0 for a part of a tensor.
-        in_memory: True if the tensors are inputs of a compiled graph, such as weights: the graph does not store them.
-        rotate: first rotate each tensor as `rotate_rows` does.
+        overwrite: write the values over ``x`` if it has their dtype. Without loops or kernels ``x`` stays as it is.
+        first: place of the tensor's first element in its stream; not 0 for a part of a tensor.
+        in_memory: True if ``x`` is an input of a compiled graph, such as a weight: the graph does not store it.
+        rotate: first rotate the tensor as `rotate_rows` does.
 
     Returns:
-        For each tensor ``values`` (n, k), with rows filled up to a multiple of 16 if rotated, and ``scale`` float32:
+        ``values`` (n, k), with rows filled up to a multiple of 16 if rotated, and ``scale`` float32:
         0-d, (n, 1) or (1, k). For blocks and tiles of one level ``scale`` is None, or in float8 one per block, shaped
         as `amax` returns them. In float4_e2m1fn_x2 the result is a `Packed`: ``values`` are uint8 (n, k / 2) or
         (n / 2, k). A byte has two neighbours along the sum, the first in its lower bits. Values are filled up to whole
         blocks, and lie by columns in memory if ``dim`` is 0. ``blocks`` are E4M3 codes as uint8, one per block.
     """
-    xs = list(map(_read_by_loops, xs))
+    if x.dtype not in (torch.float32, torch.bfloat16):  # which loops and kernels read
+        x = x.float()
     block = block_code(granularity, block)
     rule = scale_rule(scale_format, scale_rounding, granularity)
-    by_kernels = all(takes_kernels(x, dtype, block, len(streams) > 0) for x in xs)
+    by_kernels = takes_kernels(x, dtype, block, stream is not None)
     if rotate and not by_kernels:
-        xs, rotate, overwrite = list(map(rotate_rows, xs)), False, True
+        x, rotate, overwrite = rotate_rows(x), False, True
     codes = has_codes(block, dtype)
     # Loops and tensor operations make bfloat16, cast to float8 at the end, unless block scales are returned beside it.
     made_in = torch.bfloat16 if dtype.itemsize == 1 and not (by_kernels or codes) else dtype
-    how: dict[str, Any] = {"block": block, "dim": dim, "rule": rule, "dtype": made_in, "first": first}
-    rows_by_history = len(histories) > 0 and block == ROWS
-    if all(map(has_loops, xs)) and not (rows_by_history or codes):  # loops support neither
+    how: dict[str, Any] = {"block": block, "dim": dim, "rule": rule, "dtype": made_in, "first": first, "stream": stream}
+    rows_by_history = history is not None and block == ROWS
+    found: tuple[Tensor, ...]
+    if has_loops(x) and not (rows_by_history or codes):  # loops support neither
         how |= {"method": method, "learns": learns, "overwrite": overwrite}
-        operands: list[tuple[Tensor, ...]] = [*quantize_by_operators(xs, constants, histories, streams, **how)]
+        found = quantize_by_operator(x, constants, history, **how)
     else:
-        operands = []
         # In a graph the compiler finds the amax while it makes the tensor, which saves a kernel that reads the tensor.
         one_amax = rule >= TWO_LEVEL or block == ONE_SCALE
-        finds = by_kernels and one_amax and not (rotate or in_memory or histories) and torch.compiler.is_compiling()
-        for i, x in enumerate(xs):
-            stored = x if in_memory or (by_kernels and not finds) else materialized(x)
-            stream = streams[i] if streams else None
-            remembered = amax_from_history(histories[i], method) if histories else None
-            largest = amax(stored) if finds or (histories and (by_kernels or learns != "nothing")) else None
-            if by_kernels:
-                known = remembered if largest is None else scaling_amax(remembered, largest)
-                signs = signs_on(x.device) if rotate else None
-                more = {"stream": stream, "overwrite": overwrite, "signs": signs}
-                operands.append(quantize_by_operator(stored, constants[i], known, **how | more))
-            else:
-                operands.append(quantize_by_tensors(stored, constants[i], remembered, stream=stream, **how))
-            if histories and largest is not None:
-                learn(histories[i], largest, learns)
+        plain = not (rotate or in_memory or history is not None)
+        finds = by_kernels and one_amax and plain and torch.compiler.is_compiling()
+        stored = x if in_memory or (by_kernels and not finds) else materialized(x)
+        remembered = None if history is None else amax_from_history(history, method)
+        largest = amax(stored) if finds or (history is not None and (by_kernels or learns != "nothing")) else None
+        if by_kernels:
+            known = remembered if largest is None else scaling_amax(remembered, largest)
+            how |= {"overwrite": overwrite, "signs": signs_on(x.device) if rotate else None}
+            found = quantize_by_operator(stored, constants, known, **how)
+        else:
+            found = quantize_by_tensors(stored, constants, remembered, **how)
+        if history is not None and largest is not None:
+            learn(history, largest, learns)
     if dtype == PACKED:
-        return [Packed(*each) for each in operands]  # type: ignore[misc] # a pair to all others
-    scaled = has_scale(block, rule, dtype)
-    return [Quantized(values.to(dtype), scale if scaled else None) for values, scale, *_ in operands]
-
-
-def quantize_operand(
-    x: Tensor,
-    constants: Tensor,
-    remembered: Tensor | None = None,
-    *,
-    granularity: str = "tensor",
-    block: int = 32,
-    dim: int = 1,
-    scale_format: str = "float32",
-    scale_rounding: str = "rceil",
-    dtype: torch.dtype = torch.bfloat16,
-) -> Quantized:
-    """Return the operand of ``x`` (n, k) as `quantize_operands` does, with a gradient.
-
-    The gradient is that of ``x * scale`` with a constant scale: the straight-through estimator. ``remembered`` (0-d
-    float32) is the amax that sets the tensor's one scale; if it is 0 or None the amax of ``x`` sets it.
-    """
-    x = _read_by_loops(x)
-    block = block_code(granularity, block)
-    rule = scale_rule(scale_format, scale_rounding, granularity)
-    remembered = x.new_zeros((), dtype=torch.float32) if remembered is None else remembered
-    values, scale = torch.ops.altgrad.quantize_operand(x, constants, remembered, block, dim, rule, dtype)
-    return Quantized(values, scale if has_scale(block, rule) else None)
-
-
-def _read_by_loops(x: Tensor) -> Tensor:
-    """Return ``x`` as it is if float32 or bfloat16, which loops and kernels read, else as float32."""
-    return x if x.dtype in (torch.float32, torch.bfloat16) else x.float()
+        return Packed(*found)
+    values, scale, *_ = found
+    return Quantized(values.to(dtype), scale if has_scale(block, rule, dtype) else None)
 
 
 def rotate_rows(x: Tensor, signs: Tensor | None = None) -> Tensor:
@@ -210,7 +176,7 @@ def signs_on(device: torch.device) -> Tensor:
 
 
 def owned(x: Tensor) -> tuple[Tensor, bool]:
-    """Return (tensor, overwrite) for `quantize_operands`: (copy of ``x``, True) in a graph with loops, else (x, False).
+    """Return (tensor, overwrite) for `quantize_operand`: (copy of ``x``, True) in a graph with loops, else (x, False).
 
     The copy costs nothing if ``x`` has no other reader: the operation that makes ``x`` then writes the copy instead.
     """

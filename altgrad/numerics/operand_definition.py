@@ -172,7 +172,7 @@ def rotate_by_tensors(x: Tensor, signs: Tensor) -> Tensor:
 
 
 def learn(history: Tensor, largest: Tensor, learns: str) -> None:
-    """Store ``largest`` in ``history``, in place, as ``learns`` of `quantize_operands` says."""
+    """Store ``largest`` in ``history``, in place, as ``learns`` of `quantize_operand` says."""
     history = history.data  # if a layer is called twice, the backward pass of its second call stores first
     if learns == "each":
         history.copy_(update_amax_history(history, largest))

@@ -79,7 +79,7 @@ def rounding_sums(
         x: float (n, k).
         constants: the format, from `format_constants`.
         remembered: the amax (0-d float32) that sets the one scale, as in `quantize_operand`.
-        granularity, block, scale_format, scale_rounding: as in `quantize_operands`, with ``dim`` 1.
+        granularity, block, scale_format, scale_rounding: as in `quantize_operand`, with ``dim`` 1.
     """
     if granularity == "tensor" and has_loops(x):
         known, rule = constants[:0] if remembered is None else remembered, scale_rule(scale_format, scale_rounding)
@@ -179,7 +179,7 @@ def block_statistics(
 
     The limits of an E8M0 scale are 2^-126 and 2^127. The limit of a block scale under a tensor scale is its format's
     smallest positive value, since the block of the tensor's amax always has the largest value. Other arguments: as in
-    `quantize_operands`.
+    `quantize_operand`.
     """
     rule = scale_rule(scale_format, scale_rounding, granularity)
     options: dict[str, Any] = {"granularity": granularity, "block": block}

@@ -21,7 +21,7 @@ from altgrad.formats import get_format
 from altgrad.numerics import format_constants
 from altgrad.numerics.constants import HADAMARD_SIGNS, SCALE_RULES, TWO_LEVEL
 from altgrad.numerics.ms_eden import ms_eden
-from altgrad.numerics.operators import quantize_by_operator, quantize_by_operators
+from altgrad.numerics.operators import quantize_by_operator
 from altgrad.numerics.sums import update_sums
 from altgrad.optim import Arm
 from tests.optim.arms import make, normal_weights
@@ -149,18 +149,11 @@ def _operands(recorder: Recorder) -> None:
                     continue
                 scale_format = ("E4M3", "E5M2")[i % 2] if rule >= TWO_LEVEL else "float32"
                 constants = format_constants(fmt, scale_format=scale_format)
-                history = [torch.tensor([0.0, 3.0, float("nan")])] if j % 5 == 0 and block != -1 else []
+                history = torch.tensor([0.0, 3.0, float("nan")]) if j % 5 == 0 and block != -1 else None
                 recorder.label = f"{fmt} {shape} {kind} {source} to {target}, block {block}, rule {rule}, {stream}"
-                how = {"block": block, "dim": j % 2, "rule": rule, "dtype": target, "first": 7 * j}
+                how = {"block": block, "dim": j % 2, "rule": rule, "dtype": target, "first": 7 * j, "stream": stream}
                 how |= {"overwrite": j % 4 == 0, "method": ("most-recent", "max")[j % 2], "learns": "each"}
-                quantize_by_operators([x.to(source)], [constants], history, [] if stream is None else [stream], **how)
-    xs = [x.bfloat16() for shape in SHAPES for x in _inputs(shape, "E4M3").values()]
-    for block in (0, -1):
-        histories = [torch.tensor([1.0, 0.0]) for _ in xs] if block == 0 else []
-        recorder.label = f"several at once, block {block}"
-        constants = [format_constants("E4M3")] * len(xs)
-        how = {"method": "max", "learns": "first", "block": block, "dim": 1, "rule": 0, "dtype": torch.float32}
-        quantize_by_operators(xs, constants, histories, [], first=0, overwrite=False, **how)
+                quantize_by_operator(x.to(source), constants, history, **how)
 
 
 def _codes_and_rotations(recorder: Recorder) -> None:

@@ -21,7 +21,7 @@ from altgrad.formats import get_format
 from altgrad.model import LayerRecipe, QuantizedLinear, Recipe, TensorRecipe, hardware
 from altgrad.model.quantized import native
 from altgrad.model.quantized.operand import Operand
-from altgrad.numerics import decode, format_constants, quantize_operands, rotate_rows
+from altgrad.numerics import decode, format_constants, quantize_operand, rotate_rows
 from altgrad.numerics.operand_definition import PACKED
 from altgrad.numerics.two_level import per_element
 
@@ -228,7 +228,7 @@ def test_packed_codes_times_their_scales_are_the_emulated_operands(granularity, 
     options = {"granularity": granularity, "block": 16, "scale_format": "E4M3", "scale_rounding": rounding}
     for dim in (0, 1):
         plain, packed = (
-            quantize_operands([t], [constants], dim=dim, dtype=dtype, **options)[0] for dtype in (torch.float32, PACKED)
+            quantize_operand(t, constants, dim=dim, dtype=dtype, **options) for dtype in (torch.float32, PACKED)
         )
         along = packed.values if dim else packed.values.t()
         assert along.is_contiguous() and torch.equal(plain.scale, packed.scale)
@@ -240,7 +240,7 @@ def test_packed_codes_times_their_scales_are_the_emulated_operands(granularity, 
         for unusual in (torch.inf, torch.nan):
             damaged = t.clone()
             damaged[30, 7] = unusual
-            packed = quantize_operands([damaged], [constants], dim=dim, dtype=PACKED, **options)[0]
+            packed = quantize_operand(damaged, constants, dim=dim, dtype=PACKED, **options)
             assert packed.scale.isnan() and (packed.blocks & 0x7F == 0x7F).all()
 
 
@@ -251,7 +251,7 @@ def test_codes_are_packed_as_torchao_does():
     t = torch.randn(64, 96, generator=torch.Generator().manual_seed(5)).bfloat16()
     constants = format_constants("E2M1", scale_format="E4M3")
     options = {"granularity": "block", "block": 16, "scale_format": "E4M3"}
-    found = quantize_operands([t], [constants], dtype=PACKED, **options)[0]
+    found = quantize_operand(t, constants, dtype=PACKED, **options)
     scales, codes = nvfp4_quantize(t, 16, per_tensor_amax_to_scale(t.abs().amax()))
     assert torch.equal(found.values, codes) and torch.equal(found.blocks, scales.view(torch.uint8))
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from scipy.linalg import hadamard
 
-from altgrad.numerics import format_constants, quantize_operands, rotate_rows, uniform
+from altgrad.numerics import format_constants, quantize_operand, rotate_rows, uniform
 from altgrad.numerics.constants import HADAMARD_SIGNS
 from altgrad.numerics.ms_eden import ms_eden, ms_eden_by_tensors, ms_eden_pair, random_signs
 from altgrad.numerics.operand_definition import rotate_by_tensors
@@ -144,7 +144,7 @@ def test_its_bias_is_small_and_its_error_below_that_of_stochastic_rounding(fmt, 
         signs = random_signs(stream, 0)
         turned = rotate_rows(x, signs)
         by_chance, nearest = (
-            quantize_operands([turned], [constants(fmt)], [], streams, **options)[0] for streams in ([stream], [])
+            quantize_operand(turned, constants(fmt), None, draws, **options) for draws in (stream, None)
         )
         of_each = [ms_eden(turned, constants(fmt), stream, 0), nearest, by_chance]
         errors = [signs[:, None] * (matrix @ (values / scale)) / 16 - x for values, scale in of_each]
