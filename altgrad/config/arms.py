@@ -52,6 +52,7 @@ LearningRate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 Formula = Literal["ulp", "mantissa", "smooth", "range", "mean", "permuted", "foreign", "profile", "rms", "row_rms"]
 
 FORMULAS = get_args(Formula)
+OF_FLOATS = ("mantissa", "smooth")  # formulas that need mantissa bits
 FORMAT_FREE = ("profile", "rms", "row_rms")  # formulas of the weights' sizes alone
 
 if TYPE_CHECKING:

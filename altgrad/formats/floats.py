@@ -195,6 +195,12 @@ class FloatFormat(Format):
         """Largest relative rounding error of a normal value, 2^-(M+1); None where nothing is normal."""
         return None if self.min_normal is None else 2.0 ** -(self.mantissa_bits + 1)
 
+    def spacing(self, x: float | np.ndarray) -> np.ndarray:
+        """Return ``2^(max(floor(log2 |x|), emin) - M)``; beyond the range, that of the top binade."""
+        significand, exponent = np.frexp(np.minimum(np.abs(x), self.max))
+        binade = np.where(significand == 0, self.emin, np.maximum(exponent - 1, self.emin))
+        return np.ldexp(1.0, binade - self.mantissa_bits)
+
     def _exponent_of(self, code: int) -> int:
         """Exponent of the binade of a magnitude code's value; `emin` for subnormals."""
         field = code >> self.mantissa_bits
@@ -258,7 +264,8 @@ class FloatFormat(Format):
     def rounds_in_float32(self) -> bool:
         """Whether the format is signed and well inside float32.
 
-        Its normal values must begin at 2^-102 or above, and 2^25 spacings of its top binade must not overflow. Every signed format with at most 7 exponent bits and the usual bias meets this.
+        Its normal values must begin at 2^-102 or above, and 2^25 spacings of its top binade must not overflow. Every
+        signed format with at most 7 exponent bits and the usual bias meets this.
         """
         top_spacing = self.emax - self.mantissa_bits
         return self.signed and self.emin >= _LOWEST_EXPONENT and top_spacing + FLOAT32_MANTISSA + 2 <= 127

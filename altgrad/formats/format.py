@@ -10,9 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from fractions import Fraction
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 
@@ -187,16 +185,16 @@ def read_only(numbers: Sequence[float] | np.ndarray) -> np.ndarray:
 
 
 def in_float32(values: np.ndarray, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return `Format.values` and `Format.thresholds` as float32, for rounding float32 numbers.
+    """Return `Format.values` and `Format.thresholds` as float32, without values to which no float32 is rounded.
 
-    Values to which no float32 is rounded, as TAKUM8 has them, become the nearest one to which some are.
+    All formats but TAKUM8 keep every value.
     """
     with np.errstate(over="ignore"):
         narrow = thresholds.astype(np.float32)
     narrow = np.where(narrow < thresholds, np.nextafter(narrow, np.float32(np.inf)), narrow)
-    largest = np.finfo(np.float32).max
-    first, last = np.searchsorted(narrow, (-largest, largest), side="right")
-    return values.clip(values[first], values[last]).astype(np.float32), narrow
+    first = np.insert(narrow, 0, -np.finfo(np.float32).max)  # number of each value
+    kept = first < np.append(narrow, np.float32(np.inf))
+    return values[kept].astype(np.float32), first[kept][1:]
 
 
 def to_nearest(values: np.ndarray, codes: np.ndarray, ties: str = "even") -> np.ndarray:
@@ -205,14 +203,9 @@ def to_nearest(values: np.ndarray, codes: np.ndarray, ties: str = "even") -> np.
     ``ties`` says where the middle of two values is rounded to: to the one whose code in ``codes`` is ``even``, ``away``
     from zero, or ``up``.
     """
-    goes_up = {"even": codes[1:] % 2 == 0, "away": values[:-1] + values[1:] >= 0, "up": values[1:] == values[1:]}[ties]
-    return read_only([_threshold(*pair, bool(up)) for pair, up in zip(pairwise(values), goes_up, strict=True)])
-
-
-def _threshold(below: float, above: float, up: bool) -> float:
-    """Return the smallest float64 nearer to ``above`` than to ``below``; with ``up`` the middle counts too."""
-    middle = (Fraction(below) + Fraction(above)) / 2
-    nearest = float(middle)
-    if Fraction(nearest) < middle or (Fraction(nearest) == middle and not up):
-        return math.nextafter(nearest, math.inf)
-    return nearest
+    below, above = values[:-1], values[1:]
+    up = {"even": codes[1:] % 2 == 0, "away": below + above >= 0, "up": above == above}[ties]
+    total = below + above
+    part = total - below
+    error = (below - (total - part)) + (above - part)  # of the sum, exactly (Knuth's TwoSum)
+    return read_only(np.where((error > 0) | ((error == 0) & ~up), np.nextafter(total / 2, np.inf), total / 2))

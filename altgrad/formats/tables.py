@@ -58,7 +58,8 @@ class TableFormat(Format):
         rule: how numbers are rounded, in words.
         inf_code: code of +Inf; that of -Inf has the sign bit too. Or None.
         nan_code: code of NaN, or None.
-        overflows_from: the magnitude from which numbers are out of range, for the overflow policy ``overflow``.
+        missing: distance from the largest value, and from the lowest, to the next one that is missing. Numbers nearer
+            to it are out of range, for the overflow policy ``overflow``. None: all but infinities are in range.
         scale_to: what a scale brings a tensor to, if a recipe does not say: see `scale_target_of`.
     """
 
@@ -70,7 +71,7 @@ class TableFormat(Format):
     rule: str
     inf_code: int | None = None
     nan_code: int | None = None
-    overflows_from: float = math.inf
+    missing: float | None = None
     scale_to: float | str = "max"
     has_negative_zero = False
 
@@ -185,7 +186,7 @@ def _hifloat8() -> TableFormat:
     values, codes = _mirrored(np.array(magnitudes)[order], np.array(coded)[order], 8)
     return _table(
         "HIF8", values, to_nearest(values, codes, "away"), codes, 8, "nearest, ties away from zero",
-        inf_code=0x6F, nan_code=NAR, overflows_from=40960.0, scale_to=CENTRED,
+        inf_code=0x6F, nan_code=NAR, missing=16384.0, scale_to=CENTRED,
     )  # fmt: skip
 
 
@@ -219,10 +220,9 @@ def table_of_values(
         negative = slice(None, 0 if table[0] == 0 else None, -1)
         table = np.concatenate([-table[negative], table])
         codes = np.concatenate([codes[negative] | 1 << bits - 1, codes])
-    step = table[-1] - table[-2] if table[-1] >= -table[0] else table[1] - table[0]
     return _table(
         name, table, to_nearest(table, codes, ties), codes, bits, f"nearest, ties {TIES[ties]}",
-        scale_to=scale_to, overflows_from=float(np.abs(table).max() + step / 2),
+        scale_to=scale_to, missing=float(table[-1] - table[-2]),
     )  # fmt: skip
 
 

@@ -11,14 +11,15 @@ value is the value divided by the smallest spacing.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from altgrad.formats import Format, get_format
-from altgrad.numerics.constants import FLOAT32_MANTISSA, MAX, SPACING, ULPS
+from altgrad.formats import FloatFormat, Format, get_format
+from altgrad.numerics.constants import COUNT, FLOAT32_MANTISSA, MAX, SPACING, ULPS, ZERO_PLACE, table_of
 from altgrad.numerics.eager import map_elements
 from altgrad.numerics.quantization import quantize, require_holds
-from altgrad.numerics.rounding import binade, grid_spacing, power_of_two
+from altgrad.numerics.rounding import grid_spacing
 
 
 def encode(x: Tensor, fmt: str | Format) -> Tensor:
@@ -45,11 +46,15 @@ def encode(x: Tensor, fmt: str | Format) -> Tensor:
 def _encode(x: Tensor, fmt: Format) -> Tensor:
     on_grid = quantize(x, fmt)
     nans = on_grid.isnan()
-    codes = _magnitude_code(on_grid.double().nan_to_num(fmt.smallest), fmt)
-    if fmt.signed:
-        codes = codes + fmt.sign_code * torch.signbit(on_grid)
+    finite = on_grid.double().nan_to_num(fmt.smallest)
+    if isinstance(fmt, FloatFormat):
+        codes = _magnitude_code(finite, fmt)
+        if fmt.signed:
+            codes = codes + fmt.sign_code * torch.signbit(on_grid)
+    else:
+        codes = torch.tensor(fmt.codes, device=x.device)[_place(finite, fmt)]
     if fmt.inf_code is not None:
-        codes = torch.where(x.isinf(), fmt.inf_code + fmt.sign_code * torch.signbit(x), codes)
+        codes = torch.where(x.isinf(), fmt.inf_code + (1 << fmt.bits - 1) * torch.signbit(x), codes)
     if fmt.nan_code is not None:
         codes = torch.where(nans, fmt.nan_code, codes)
     elif bool(nans.any()):
@@ -109,6 +114,8 @@ def rung(x: Tensor, fmt: str | Format) -> Tensor:
         on_grid = quantize(part, fmt).double()
         if bool(on_grid.isnan().any()):
             raise ValueError("x: NaN has no rung")
+        if not isinstance(fmt, FloatFormat):
+            return (_place(on_grid, fmt) - int(np.searchsorted(fmt.values, 0.0))).int()
         codes = _magnitude_code(on_grid, fmt)
         return torch.where(on_grid < 0, -codes, codes).int()
 
@@ -116,9 +123,10 @@ def rung(x: Tensor, fmt: str | Format) -> Tensor:
 
 
 def ulp(x: Tensor, fmt: str | Format) -> Tensor:
-    """Return the spacing at each value: ``2^(max(floor(log2|x|), emin) - M)``.
+    """Return the spacing at each value: for a float format ``2^(max(floor(log2|x|), emin) - M)``.
 
-    Beyond the range the result is the top binade's spacing; NaN gives NaN. ``x`` is not rounded first.
+    For any other format it is the distance between the values around x; on a value, to the next away from zero. Beyond
+    the range it is the last spacing; NaN gives NaN. ``x`` is not rounded first.
 
     Args:
         x: a float tensor whose dtype can hold the format, any shape.
@@ -131,9 +139,8 @@ def ulp(x: Tensor, fmt: str | Format) -> Tensor:
     require_holds("x", x.dtype, fmt)
 
     def spacing_at(part: Tensor) -> Tensor:
-        magnitude = part.double().abs().clamp_max(fmt.max)
-        spacing = power_of_two(binade(magnitude, fmt) - fmt.mantissa_bits)
-        return torch.where(magnitude.isnan(), magnitude, spacing).to(x.dtype)
+        spacing = torch.from_numpy(fmt.spacing(part.double().cpu().numpy())).to(part.device)
+        return torch.where(part.isnan(), part, spacing.to(x.dtype))
 
     return map_elements(spacing_at, x.detach())
 
@@ -171,7 +178,12 @@ def neighbours(x: Tensor, fmt: str | Format) -> tuple[Tensor, Tensor]:
     return nearest(right=False), nearest(right=True)
 
 
-def _magnitude_code(on_grid: Tensor, fmt: Format) -> Tensor:
+def _place(on_grid: Tensor, fmt: Format) -> Tensor:
+    """Return the place among ``fmt.values`` of float64 values of the format: int64."""
+    return torch.searchsorted(torch.tensor(fmt.values, device=on_grid.device), on_grid)
+
+
+def _magnitude_code(on_grid: Tensor, fmt: FloatFormat) -> Tensor:
     """Return the code of |x| for float64 values on the grid: int64."""
     magnitude = on_grid.abs()
     rebias = (1023 - fmt.bias) << fmt.mantissa_bits
@@ -188,7 +200,7 @@ def _magnitude_code(on_grid: Tensor, fmt: Format) -> Tensor:
 def coordinate(x: Tensor, constants: Tensor) -> Tensor:
     """Return the signed place of each value on the grid: the real-valued extension of `rung`.
 
-    A representable value has its rung as coordinate. Between two representable values the coordinate grows linearly, by
+    A representable value has its rung as coordinate; values to which no float32 is rounded do not count. Between two representable values the coordinate grows linearly, by
     one per spacing. Beyond the largest value it goes on with the spacing of the top binade.
 
     Args:
@@ -198,14 +210,21 @@ def coordinate(x: Tensor, constants: Tensor) -> Tensor:
     Returns:
         float32, the shape of ``x``: exact for representable values.
     """
-    magnitude = x.abs()
-    spacing = grid_spacing(torch.minimum(magnitude, constants[MAX]), constants)
+    if (table := table_of(constants)) is not None:
+        place = table.interval(x)
+        places = place - table.numbers[ZERO_PLACE].long()
+        return places.float() + (x - table.values[place]) / table.spacings[place]
+    magnitude, spacing = x.abs(), grid_spacing(x, constants)
     binades = (_exponent(spacing) - _exponent(constants[SPACING])).float()
     return torch.copysign(binades * _per_binade(constants) + magnitude / spacing, x)
 
 
 def at_coordinate(u: Tensor, constants: Tensor) -> Tensor:
     """Return the values whose `coordinate` is ``u``: float32 in and out, the same shape."""
+    if (table := table_of(constants)) is not None:
+        u = u + table.numbers[ZERO_PLACE]
+        place = torch.minimum(u.floor().long(), table.numbers[COUNT].long() - 2).clamp(min=0)
+        return table.values[place] + (u - place) * table.spacings[place]
     magnitude = u.abs()
     per_binade = _per_binade(constants)
     lowest = _exponent(constants[SPACING])

@@ -7,19 +7,29 @@ per format. In a tensor they are data, and one compiled graph serves every forma
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from altgrad.formats import SCALE_FORMATS, Format, get_format
+from altgrad.formats import SCALE_FORMATS, FloatFormat, Format, get_format
 from altgrad.formats.floats import FLOAT32_MANTISSA
+from altgrad.formats.format import in_float32
+from altgrad.formats.tables import TableFormat
 from altgrad.numerics.compile_utils import constant_in_graphs
 
 # Places in the packed tensor.
 MAX, ULPS, SPACING, ANCHOR, ROOT, ZERO, TARGET = range(7)
 SIZE = 7
+# Behind the constants of a `TableFormat`: numbers, the three columns of `_lookup`, values, thresholds and spacings.
+COUNT, ZERO_PLACE, FIRST, SHIFT, BUCKETS = range(5)
+TABLE_NUMBERS = 6  # all of a table is an even count, so constants with a scale's format have one too, others have not
+LOOKUP = 1 << 12  # most buckets of a look-up; TAKUM8 takes 4004
+LEAST_PLACES = 256  # values of a table with a look-up; fewer are filled up, so that formats share a compiled graph
 
 NAN_CODE = 0x80  # 8-bit code of NaN in operands: the code of -0, which no product needs
+NO_PLACE = 0xFF  # the same of a `TableFormat`, whose codes in operands are the places of at most 255 values
 LEARNS = ("nothing", "each", "first")  # which amax a history stores: none, each step's, the first step's
 SCALE_RULES = ("float32", "floor", "ceil", "rceil", "even")  # float32: unrounded; the others round to a power of two
 FLOAT32_RULE = SCALE_RULES.index("float32")
@@ -45,24 +55,135 @@ def format_constants(
             its constants behind those of ``fmt``.
 
     Returns:
-        float32, shape (7,), or (14,) with such a scale format. The largest value; float32 ulps per spacing in the
-        normal range, 2^(23 - M); the smallest spacing; the anchor in spacings, and in squared roots of the spacing (see
-        `rounding`); the zero that rounding adds at the end, -0 if the format has -0, else +0; the scaling target.
+        float32, shape (7,), or (14,) with such a scale format. The largest magnitude of both signs; float32 ulps per
+        spacing in the normal range, 2^(23 - M); the smallest spacing; the anchor in spacings, and in squared roots of
+        the spacing (see `rounding`); the zero that rounding adds at the end, -0 if the format has -0, else +0; the
+        scaling target. Those of a `TableFormat` have its `Table` behind them, and zeros for what it does not have.
 
     Raises:
         ValueError: a format is unsigned or too wide for float32 arithmetic.
     """
-    packed = packed_constants(get_format(fmt))
+    fmt = get_format(fmt)
+    packed = packed_constants(fmt)
     if scale_format not in SCALE_FORMATS:
         packed += packed_constants(get_format(scale_format))
-    return torch.tensor(packed, dtype=torch.float32, device=device)
+    constants = torch.tensor(packed, dtype=torch.float32, device=device)
+    return torch.cat([constants, _table(fmt).to(constants.device)]) if isinstance(fmt, TableFormat) else constants
 
 
 def scale_constants(constants: Tensor) -> Tensor:
     """Return the constants of the scale's format, float32 (7,); ``ValueError`` if ``constants`` lack them."""
-    if constants.numel() != 2 * SIZE:
+    if constants.numel() % 2 == 1:
         raise ValueError("constants: expected those of the scale's format too, from format_constants(scale_format=...)")
-    return constants[SIZE:]
+    return constants[SIZE : 2 * SIZE]
+
+
+class Table(NamedTuple):
+    """A format's values in `format_constants`, filled up to P >= 256 places; each is float32.
+
+    Attributes:
+        numbers: (6,): how many values there are, the place of zero (or of the smallest positive value), and the
+            numbers of `_lookup`.
+        values: (P,), ascending; behind the largest value its copies.
+        thresholds: (P,): the smallest float32 that is rounded to each value, -Inf for the lowest, Inf where none is.
+        spacings: (P,): the distance from each value to the next, positive.
+    """
+
+    numbers: Tensor
+    values: Tensor
+    thresholds: Tensor
+    spacings: Tensor
+
+    def place(self, x: Tensor) -> Tensor:
+        """Return the place, int64, of the value that each ``x`` (float32 or float64) is rounded to."""
+        return torch.bucketize(x, self.thresholds.to(x.dtype), right=True) - 1
+
+    def interval(self, x: Tensor) -> Tensor:
+        """Return the place, int64, of the value below each ``x``; of a negative value itself, the one before it.
+
+        So the other end of the interval lies away from zero. Beyond the largest and lowest value it is the last
+        interval.
+        """
+        values = self.values.to(x.dtype)
+        below = torch.where(x < 0, torch.bucketize(x, values), torch.bucketize(x, values, right=True)) - 1
+        return torch.minimum(below, self.numbers[COUNT].long() - 2).clamp(min=0)
+
+
+def loops_take(constants: Tensor) -> bool:
+    """Whether the C++ loops round to the format: they take all float formats, and tables with a look-up."""
+    table = table_of(constants)
+    return table is None or table.values.numel() == LEAST_PLACES
+
+
+def table_of(constants: Tensor) -> Table | None:
+    """Return the table in ``constants``, or None: a float format's have none."""
+    size = constants.numel() - (SIZE if constants.numel() % 2 else 2 * SIZE)
+    if size == 0:
+        return None
+    _, numbers, values, thresholds, spacings = constants.split(
+        [constants.numel() - size, TABLE_NUMBERS + 3 * LOOKUP, *[(size - TABLE_NUMBERS) // 3 - LOOKUP] * 3]
+    )
+    return Table(numbers[:TABLE_NUMBERS], values, thresholds, spacings)
+
+
+@constant_in_graphs
+@cache
+def _table(fmt: TableFormat) -> Tensor:
+    """Return the `Table` of ``fmt`` as one tensor, the look-up behind its numbers."""
+    values, thresholds = in_float32(fmt.values, fmt.thresholds)
+    lookup = _lookup(values, thresholds)
+    places = LEAST_PLACES if lookup else max(2 * LEAST_PLACES, 1 << (len(values) - 1).bit_length())
+    numbers = np.zeros(TABLE_NUMBERS, np.float32)
+    numbers[[COUNT, ZERO_PLACE]] = len(values), np.searchsorted(values, 0.0)
+    numbers[[FIRST, SHIFT, BUCKETS]], columns = lookup or ((0, 0, 0), np.zeros(3 * LOOKUP, np.float32))
+    more = (0, places - len(values))
+    parts = [
+        numbers, columns,
+        np.pad(values, more, "edge"),
+        np.pad(thresholds, (1, more[1]), constant_values=(-np.inf, np.inf)),
+        np.pad(np.diff(values), (0, more[1] + 1), "edge"),
+    ]  # fmt: skip
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def _lookup(values: np.ndarray, thresholds: np.ndarray) -> tuple[tuple[int, int, int], np.ndarray] | None:
+    """Return a look-up of the value that a float32 is rounded to, for loops and kernels.
+
+    A number's key is ``(bits + 2^shift - 1) >> shift``, with the bits of its float32 magnitude. Keys outside the first
+    and the last bucket belong to these. Buckets of negative numbers lie behind all others. A bucket has a limit and two
+    values: magnitudes from the limit on take the second. The first bucket has zero and the numbers next to it.
+
+    Returns:
+        ((first key, shift, buckets of one sign), limits and, behind them, pairs of values: float32 (3 LOOKUP,)); None
+        if that takes more than `LOOKUP` buckets or more than `LEAST_PLACES` values.
+    """
+    magnitudes = np.abs(thresholds[np.isfinite(thresholds)])
+    bits = np.sort(magnitudes[magnitudes > 2.0**-149]).view(np.uint32)
+    for shift in range(22, 12, -1) if 0 < len(bits) < LEAST_PLACES else ():
+        first, last = (int(end + (1 << shift) - 1) >> shift for end in (bits[0], bits[-1] + 1))
+        if 2 * (last - first + 2) > LOOKUP:
+            return None
+        keys = np.arange(first, last + 1)
+        starts = np.insert((keys - 1 << shift) + 1, 0, 0)
+        ends = np.insert(np.minimum(keys << shift, 0x7F7FFFFF), 0, 1)
+        near, far = _places(thresholds, starts), _places(thresholds, ends)
+        if np.abs(far - near).max() > 1:
+            continue
+        # A number leaves its place at the threshold above it; below zero, just beyond the threshold below it.
+        crossed = thresholds[np.minimum(near, far).clip(max=len(thresholds) - 1)]
+        limits = np.abs(np.where(far > near, crossed, np.nextafter(crossed, np.float32(-np.inf))))
+        limits[[0, len(starts)]] = 2.0**-149
+        found = np.zeros((3, LOOKUP), np.float32)
+        found[0, : len(near)] = limits
+        found[1:].reshape(-1, 2)[: len(near)] = np.stack([values[near], values[far]], 1)
+        return (first - 1, shift, len(starts)), found.ravel()
+    return None
+
+
+def _places(thresholds: np.ndarray, bits: np.ndarray) -> np.ndarray:
+    """Return the places that magnitudes with these float32 bits are rounded to; behind them those of the negatives."""
+    x = bits.astype(np.uint32).view(np.float32)
+    return np.searchsorted(thresholds, np.concatenate([x, -x]), "right")
 
 
 @constant_in_graphs
@@ -76,6 +197,10 @@ def _packed(fmt: Format) -> tuple[float, ...]:
     if not fmt.rounds_in_float32:
         raise ValueError(f"fmt: {fmt} is not a signed format well inside float32's range")
     packed = [0.0] * SIZE
+    packed[TARGET] = fmt.scale_target
+    if not isinstance(fmt, FloatFormat):
+        packed[MAX] = float(np.abs(in_float32(fmt.values, fmt.thresholds)[0][[0, -1]]).min())
+        return tuple(packed)
     packed[MAX] = fmt.max
     packed[ULPS] = 2.0 ** (FLOAT32_MANTISSA - fmt.mantissa_bits)
     packed[SPACING] = 2.0 ** (fmt.emin - fmt.mantissa_bits)
@@ -87,7 +212,6 @@ def _packed(fmt: Format) -> tuple[float, ...]:
         packed[ROOT] = -_PER_SHORTFALL if fmt.bias % 2 == 1 else _PER_SHORTFALL
         packed[ANCHOR] += (fmt.bias % 2 == 0) - packed[ROOT]
     packed[ZERO] = -0.0 if fmt.has_negative_zero else 0.0
-    packed[TARGET] = fmt.scale_target
     return tuple(packed)
 
 
@@ -98,8 +222,9 @@ def _packed(fmt: Format) -> tuple[float, ...]:
 def refined_format(fmt: Format, refinement: int) -> Format:
     """Return a format whose codes hold every value of the refined grid; ``fmt`` itself if ``refinement`` is 1.
 
-    The refined grid has ``refinement - 1`` evenly spaced values between any two neighbours of ``fmt``. The returned
-    format has log2(refinement) more mantissa bits and no special codes; it also has values above ``fmt.max``.
+    The refined grid has ``refinement - 1`` evenly spaced values between any two neighbours of ``fmt``. For a float
+    format the returned one has log2(refinement) more mantissa bits, and also values above ``fmt.max``. No code is
+    special.
 
     Raises:
         ValueError: ``refinement`` is no power of two, or the result takes more than 16 bits.
@@ -108,8 +233,12 @@ def refined_format(fmt: Format, refinement: int) -> Format:
         return fmt
     if refinement < 1 or refinement & (refinement - 1):
         raise ValueError(f"refinement: expected a power of two, got {refinement}")
-    bits = refinement.bit_length() - 1
-    return Format(f"{fmt.name} refined {refinement} times", fmt.exponent_bits, fmt.mantissa_bits + bits, fmt.bias)
+    name, bits = f"{fmt.name} refined {refinement} times", refinement.bit_length() - 1
+    if isinstance(fmt, FloatFormat):
+        return FloatFormat(name, fmt.exponent_bits, fmt.mantissa_bits + bits, fmt.bias)
+    values = in_float32(fmt.values, fmt.thresholds)[0].astype(np.float64)
+    places = np.arange((len(values) - 1) * refinement + 1) / refinement
+    return Format.of_values(name, np.interp(places, np.arange(len(values)), values).tolist())
 
 
 def refined_constants(

@@ -73,6 +73,7 @@ def _constant(name: str) -> str:
 NUMERICS = "".join([
     "#pragma once\n",
     of_module("packed", constants, "MAX ULPS SPACING ROOT ZERO TARGET SIZE"),
+    of_module("table", constants, "FIRST SHIFT BUCKETS TABLE_NUMBERS LOOKUP"),
     enumeration("learns", constants.LEARNS),
     enumeration("scale_rule", (*constants.SCALE_RULES, "two_level", "four_over_six")),  # the last: TWO_LEVEL and on
     of_module("codes", constants, "NAN_CODE"),

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from altgrad.numerics.compile_utils import materialized, sent
-from altgrad.numerics.constants import HADAMARD_SIGNS, TWO_LEVEL
+from altgrad.numerics.constants import HADAMARD_SIGNS, TWO_LEVEL, loops_take, table_of
 from altgrad.numerics.gpu_launch import takes_kernels
 from altgrad.numerics.operand_definition import (
     ONE_SCALE,
@@ -115,16 +115,18 @@ def quantize_operand(
         x = x.float()
     block = block_code(granularity, block)
     rule = scale_rule(scale_format, scale_rounding, granularity)
-    by_kernels = takes_kernels(x, dtype, block, stream is not None)
+    of_floats = table_of(constants) is None
+    by_kernels = of_floats and takes_kernels(x, dtype, block, stream is not None)
     if rotate and not by_kernels:
         x, rotate, overwrite = rotate_rows(x), False, True
     codes = has_codes(block, dtype)
     # Loops and tensor operations make bfloat16, cast to float8 at the end, unless block scales are returned beside it.
     made_in = torch.bfloat16 if dtype.itemsize == 1 and not (by_kernels or codes) else dtype
     how: dict[str, Any] = {"block": block, "dim": dim, "rule": rule, "dtype": made_in, "first": first, "stream": stream}
-    rows_by_history = history is not None and block == ROWS
+    # The loops support neither codes nor a history of rows, and formats with a table to nearest alone.
+    refused = codes or (history is not None and block == ROWS) or not (of_floats or stream is None)
     found: tuple[Tensor, ...]
-    if has_loops(x) and not (rows_by_history or codes):  # loops support neither
+    if has_loops(x) and loops_take(constants) and not refused:
         how |= {"method": method, "learns": learns, "overwrite": overwrite}
         found = quantize_by_operator(x, constants, history, **how)
     else:
@@ -188,14 +190,15 @@ def owned(x: Tensor) -> tuple[Tensor, bool]:
 def encode_operand(values: Tensor, constants: Tensor) -> Tensor:
     """Return codes, uint8 of the same shape, of values of a format of at most 8 bits.
 
-    Bit 7 is the sign and the other bits are the magnitude of the rung. -0 becomes 0, which changes a product at most in
-    the sign of a zero. The code of -0, 0x80, means NaN, since not every format has a code for NaN.
+    Of a float format, bit 7 is the sign and the other bits are the magnitude of the rung. -0 becomes 0, which changes a
+    product at most in the sign of a zero. The code of -0, 0x80, means NaN, since not every format has a code for NaN.
+    Of a table's at most 255 values the code is the place, and 0xFF means NaN.
     """
-    encode = torch.ops.altgrad.encode_operand if has_loops(values) else encode_by_tensors
+    encode = torch.ops.altgrad.encode_operand if has_loops(values, constants) else encode_by_tensors
     return encode(values, constants)
 
 
 def decode_operand(codes: Tensor, constants: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Return the values of codes from `encode_operand`, in ``dtype``."""
-    decode = torch.ops.altgrad.decode_operand if has_loops(codes) else decode_by_tensors
+    decode = torch.ops.altgrad.decode_operand if has_loops(codes, constants) else decode_by_tensors
     return decode(codes, constants, dtype)

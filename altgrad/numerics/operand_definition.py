@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from altgrad.numerics.compile_utils import materialized
-from altgrad.numerics.constants import FLOAT32_RULE, NAN_CODE, SPACING, TWO_LEVEL, ULPS
+from altgrad.numerics.constants import FLOAT32_RULE, NAN_CODE, NO_PLACE, SPACING, TWO_LEVEL, ULPS, table_of
 from altgrad.numerics.philox import uniform
 from altgrad.numerics.rounding import round_to_grid, round_to_grid_stochastic
 from altgrad.numerics.scaling import amax, scale_by_constants, scale_rule, scaling_amax, update_amax_history
@@ -193,6 +193,8 @@ def _exponent(power_of_two: Tensor) -> Tensor:
 
 def encode_by_tensors(values: Tensor, constants: Tensor) -> Tensor:
     """Define `encode_operand` in tensor operations."""
+    if (table := table_of(constants)) is not None:
+        return torch.where(values.isnan(), NO_PLACE, table.place(values.float())).to(torch.uint8)
     shift, offset = _first_normal_code(constants)
     magnitude = values.float().abs()
     normal = (magnitude.view(torch.int32) >> shift) - offset
@@ -205,6 +207,8 @@ def encode_by_tensors(values: Tensor, constants: Tensor) -> Tensor:
 
 def decode_by_tensors(codes: Tensor, constants: Tensor, dtype: torch.dtype) -> Tensor:
     """Define `decode_operand` in tensor operations."""
+    if (table := table_of(constants)) is not None:
+        return torch.where(codes == NO_PLACE, torch.nan, table.values[codes.int()]).to(dtype)
     shift, offset = _first_normal_code(constants)
     code = codes.int()
     magnitude = code & 0x7F

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from altgrad.numerics import loops
-from altgrad.numerics.constants import LEARNS, TWO_LEVEL, scale_constants
+from altgrad.numerics.constants import LEARNS, TWO_LEVEL, scale_constants, table_of
 from altgrad.numerics.gpu_launch import quantize_on_gpu
 from altgrad.numerics.operand_definition import (
     FLOAT8,
@@ -42,6 +42,7 @@ SCHEMAS = {
     "int first, int block) -> Tensor",
     "rotate_rows": "(Tensor x, Tensor signs) -> Tensor",
     "random_signs": "(Tensor stream, int first, int count) -> Tensor",
+    "round_by_table": "(Tensor x, Tensor constants) -> Tensor",
     "encode_operand": "(Tensor values, Tensor constants) -> Tensor",
     "decode_operand": "(Tensor codes, Tensor constants, ScalarType dtype) -> Tensor",
 }
@@ -49,9 +50,12 @@ for _name, _schema in SCHEMAS.items():
     torch.library.define(f"altgrad::{_name}", _schema)
 
 
-def has_loops(t: Tensor) -> bool:
-    """Whether C++ loops exist for the device of ``t``; builds and loads them the first time."""
-    return t.device.type == "cpu" and loops.available()
+def has_loops(t: Tensor, constants: Tensor | None = None) -> bool:
+    """Whether C++ loops exist for the device of ``t``, and for the float format of ``constants``; they are built once.
+
+    Of other formats, with a table, the loops have the rounding to nearest alone: see `loops_take`.
+    """
+    return t.device.type == "cpu" and (constants is None or table_of(constants) is None) and loops.available()
 
 
 def quantize_by_operator(
@@ -118,6 +122,7 @@ _RESULTS: dict[str, Callable[..., Any]] = {  # as the compiler sees them
         (filled_up(x.shape[0], signs.shape[0]), x.shape[1]), dtype=torch.float32
     ),
     "random_signs": lambda stream, first, count: stream.new_empty(count, dtype=torch.float32),
+    "round_by_table": lambda x, constants: x.new_empty(x.shape),
     "encode_operand": lambda values, constants: values.new_empty(values.shape, dtype=torch.uint8),
     "decode_operand": lambda codes, constants, dtype: codes.new_empty(codes.shape, dtype=dtype),
 }

@@ -20,7 +20,8 @@ from torch.autograd.forward_ad import unpack_dual
 
 from altgrad.formats import Format, get_format
 from altgrad.numerics.compile_utils import converted
-from altgrad.numerics.constants import MAX, format_constants, packed_constants
+from altgrad.formats.tables import TableFormat
+from altgrad.numerics.constants import MAX, format_constants, packed_constants, table_of
 from altgrad.numerics.eager import PIECE, InPlaceRounder, map_chunks
 from altgrad.numerics.rounding import OVERFLOW_POLICIES, ROUNDING_MODES, round_float64, round_to_grid
 
@@ -123,6 +124,11 @@ class _Plan(NamedTuple):
                 _require_positive(scale)
             if not has_kernel:
                 return map_chunks(x, scale, self._round_in_place, piece=PIECE // 2)  # allocates as it goes
+            if constants is None and isinstance(self.fmt, TableFormat):
+                constants = format_constants(self.fmt, x.device)
+            if constants is not None and table_of(constants) is not None:
+                table = constants
+                return map_chunks(x, scale, lambda work: work.copy_(round_to_grid(work, table)))
             packed = packed_constants(_known(self.fmt)) if constants is None else constants.tolist()
             return map_chunks(x, scale, InPlaceRounder(packed))
         wide = x if x.dtype == torch.float64 else x.float()
@@ -133,6 +139,14 @@ class _Plan(NamedTuple):
         else:
             rounded = self._round(scaled)
         return converted(rounded if scale is None else rounded / scale, x.dtype)
+
+    def range_of(self, constants: Tensor | None) -> tuple[Any, Any]:
+        """Return the lowest and the largest value."""
+        if constants is None:
+            fmt = _known(self.fmt)
+            return float(fmt.values[0]), fmt.max
+        table = table_of(constants)
+        return (-constants[MAX], constants[MAX]) if table is None else (table.values[0], table.values[-1])
 
     def _has_kernel(self, x: Tensor) -> bool:
         default = self.rounding == "nearest-even" and self.overflow == "saturate"
@@ -211,9 +225,9 @@ def _through(ctx: Any, derivative: Tensor) -> Tensor:
     x, scale, constants = ctx.saved_tensors
     if ctx.plan.gradient == "relu":
         return derivative * (x > 0)
-    largest = ctx.plan.fmt.max if constants is None else constants[MAX]
-    inside = (x if scale is None else x.to(scale.dtype) * scale).abs() <= largest
-    return derivative * inside
+    lowest, largest = ctx.plan.range_of(constants)
+    scaled = x if scale is None else x.to(scale.dtype) * scale
+    return derivative * ((scaled >= lowest) & (scaled <= largest))
 
 
 def _is_differentiated(x: Tensor) -> bool:

@@ -13,11 +13,15 @@ exact.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from altgrad.formats import Format
-from altgrad.numerics.constants import ANCHOR, MAX, ROOT, SPACING, ULPS, ZERO
+from altgrad.formats import FloatFormat, Format
+from altgrad.formats.tables import TableFormat
+from altgrad.numerics import loops
+from altgrad.numerics.constants import ANCHOR, MAX, ROOT, SPACING, ULPS, ZERO, Table, loops_take, table_of
 
 ROUNDING_MODES = ("nearest-even", "nearest-away", "toward-zero", "up", "down", "stochastic")
 OVERFLOW_POLICIES = ("saturate", "overflow")
@@ -30,7 +34,7 @@ OVERFLOW_SLACK = 1 + 2.0**-22
 
 
 def round_to_grid(x: Tensor, constants: Tensor) -> Tensor:
-    """Return ``x`` rounded to the nearest representable value, ties to the even code, saturating.
+    """Return ``x`` rounded by the format's own rule, saturating: a float format's is to nearest, ties to the even code.
 
     Exact for every float32: NaN stays NaN, an infinity becomes the largest value of its sign, -0 stays -0 where the
     format has it. Carries no gradient.
@@ -47,12 +51,20 @@ def round_to_grid(x: Tensor, constants: Tensor) -> Tensor:
     """
     if x.dtype != torch.float32:
         raise TypeError(f"x: expected torch.float32, got {x.dtype}")
+    if (table := table_of(constants)) is not None:
+        return _round_by_table(x, constants, table)
     magnitude = torch.minimum(x.abs(), constants[MAX])
     spacing = grid_spacing(magnitude, constants)
     root = spacing.sqrt()
     anchor = spacing * constants[ANCHOR] + (root * root) * constants[ROOT]
     rounded = (magnitude + anchor) - anchor
     return torch.copysign(rounded, x) + constants[ZERO]
+
+
+def _round_by_table(x: Tensor, constants: Tensor, table: Table) -> Tensor:
+    if x.device.type == "cpu" and loops_take(constants) and loops.available():
+        return torch.ops.altgrad.round_by_table(x, constants)
+    return torch.where(x.isnan(), x, table.values[table.place(x)])
 
 
 def round_to_grid_stochastic(x: Tensor, constants: Tensor, random: Tensor) -> Tensor:
@@ -69,6 +81,10 @@ def round_to_grid_stochastic(x: Tensor, constants: Tensor, random: Tensor) -> Te
     Returns:
         float32, the shape of ``x``, values of the format.
     """
+    if (table := table_of(constants)) is not None:
+        nearer, farther, spacing = _ends(x, table)
+        rest = (x - nearer).abs() / spacing
+        return torch.where(x.isnan(), x, torch.where(random < rest, farther, nearer))
     magnitude = torch.minimum(x.abs(), constants[MAX])
     spacing = grid_spacing(magnitude, constants)
     steps = magnitude / spacing
@@ -77,15 +93,31 @@ def round_to_grid_stochastic(x: Tensor, constants: Tensor, random: Tensor) -> Te
     return torch.copysign(rounded, x) + constants[ZERO]
 
 
-def grid_spacing(magnitude: Tensor, constants: Tensor) -> Tensor:
-    """Return the format's spacing just above ``magnitude``, which is float32 and at most the largest value."""
+def grid_spacing(x: Tensor, constants: Tensor) -> Tensor:
+    """Return the format's spacing at ``x``, float32: on a value the spacing away from zero, beyond the range the last.
+
+    NaN gives NaN for a float format, any spacing for a table.
+    """
+    if (table := table_of(constants)) is not None:
+        return table.spacings[table.interval(x)]
+    magnitude = torch.minimum(x.abs(), constants[MAX])
     ulp = (magnitude + magnitude * SUCCESSOR) - magnitude
     return torch.maximum(ulp * constants[ULPS], constants[SPACING])
 
 
+def _ends(x: Tensor, table: Table) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the two values around each ``x``, the one nearer to zero first, and their distance."""
+    place = table.interval(x)
+    below, above, negative = table.values[place], table.values[place + 1], x < 0
+    return torch.where(negative, above, below), torch.where(negative, below, above), table.spacings[place]
+
+
 def overflows(scaled: Tensor, constants: Tensor) -> Tensor:
-    """Return where float32 ``scaled`` lies beyond the format's largest value, bool of the same shape."""
+    """Return where float32 ``scaled`` lies beyond the format's range, bool of the same shape."""
     # OVERFLOW_SLACK as a literal: a module's float would be a symbol in dynamic graphs, which no Function takes.
+    if (table := table_of(constants)) is not None:
+        lowest, largest = table.values[0] * (1 + 2.0**-22), table.values[-1] * (1 + 2.0**-22)
+        return (scaled < lowest) | (scaled > largest)
     return scaled.abs() > constants[MAX] * (1 + 2.0**-22)
 
 
@@ -115,6 +147,9 @@ def round_float64(
     Returns:
         float64, the shape of ``x``.
     """
+    if isinstance(fmt, TableFormat):
+        return _round_by_values(x, fmt, rounding, overflow, random, random_bits)
+    assert isinstance(fmt, FloatFormat)
     negative = torch.signbit(x)
     magnitude = _magnitude(x, fmt)
 
@@ -132,7 +167,7 @@ def round_float64(
         away = torch.zeros_like(negative)
     elif rounding == "stochastic":
         assert random is not None
-        away = rest >= 1 - (2.0 * random.double() + 1) * 2.0 ** -(random_bits + 1)
+        away = _goes_away(rest, random, random_bits)
     else:
         away = (rest > 0) & (negative if rounding == "down" else ~negative)
     rounded = (whole + away) * spacing
@@ -148,7 +183,47 @@ def round_float64(
     return rounded if fmt.has_negative_zero else torch.where(rounded == 0, 0.0, rounded)
 
 
-def binade(magnitude: Tensor, fmt: Format) -> Tensor:
+def _round_by_values(
+    x: Tensor, fmt: TableFormat, rounding: str, overflow: str, random: Tensor | None, random_bits: int
+) -> Tensor:
+    """Return `round_float64` for a table, whose own rule takes the place of ``nearest-even``."""
+    (lowest, largest), step = fmt.values[[0, -1]].tolist(), fmt.missing
+    values, limits = [*fmt.values], [*fmt.thresholds]
+    if step is not None:  # the values that would come next, to which numbers beyond the range are rounded
+        values = [lowest - step, *values, largest + step]
+        limits = [math.nextafter(lowest - step / 2, math.inf), *limits, largest + step / 2]
+    grid, thresholds = torch.tensor(values, device=x.device), torch.tensor(limits, device=x.device)
+    if rounding == "nearest-even":
+        rounded = grid[torch.bucketize(x, thresholds, right=True)]
+    else:
+        negative = x < 0
+        place = torch.where(negative, torch.bucketize(x, grid), torch.bucketize(x, grid, right=True)) - 1
+        below, above = grid[place.clamp(0, len(grid) - 2)], grid[place.clamp(0, len(grid) - 2) + 1]
+        nearer, farther = torch.where(negative, above, below), torch.where(negative, below, above)
+        rest = ((x - nearer).abs() / (above - below)).clamp(max=1)
+        if rounding == "nearest-away":
+            away = rest >= 0.5
+        elif rounding == "stochastic":
+            assert random is not None
+            away = _goes_away(rest, random, random_bits)
+        else:
+            away = (rest > 0) & {"toward-zero": rest >= 1, "up": ~negative, "down": negative}[rounding]
+        rounded = torch.where(away, farther, nearer)
+    beyond = (rounded < lowest) | (rounded > largest)
+    rounded = rounded.clamp(lowest, largest)
+    if overflow == "overflow":
+        leaves = x.isinf() | (beyond & _may_leave_range(torch.signbit(x), rounding))
+        outside = torch.copysign(rounded.new_tensor(torch.inf), x) if fmt.has_inf else torch.nan
+        rounded = torch.where(leaves, outside, rounded)
+    return torch.where(x.isnan(), x, rounded)
+
+
+def _goes_away(rest: Tensor, random: Tensor, random_bits: int) -> Tensor:
+    """Return where stochastic rounding goes away from zero, ``rest`` of the spacing above the nearer value."""
+    return rest >= 1 - (2.0 * random.double() + 1) * 2.0 ** -(random_bits + 1)
+
+
+def binade(magnitude: Tensor, fmt: FloatFormat) -> Tensor:
     """Return ``max(floor(log2(magnitude)), emin)`` from the exponent bits: float64 in, int64 out.
 
     For infinities and NaN, 1023.
@@ -161,7 +236,7 @@ def power_of_two(exponent: Tensor) -> Tensor:
     return ((exponent + 1023) << 52).view(torch.float64)
 
 
-def _magnitude(x: Tensor, fmt: Format) -> Tensor:
+def _magnitude(x: Tensor, fmt: FloatFormat) -> Tensor:
     """Return |x|, raised where it is so small that dividing by the spacing could underflow to zero.
 
     All of (0, 2^-64 spacing) rounds alike in each mode. In an unsigned format negative numbers become NaN; in a format
@@ -173,7 +248,7 @@ def _magnitude(x: Tensor, fmt: Format) -> Tensor:
     return torch.where(magnitude > 0, magnitude.clamp_min(fmt.smallest * 2.0**-64), magnitude)
 
 
-def _code_is_odd(whole: Tensor, exponent: Tensor, fmt: Format) -> Tensor:
+def _code_is_odd(whole: Tensor, exponent: Tensor, fmt: FloatFormat) -> Tensor:
     """Return whether the code just below is odd; for M = 0 the code is the exponent field, which is 0 for zero."""
     if fmt.mantissa_bits > 0:
         halves = whole * 0.5

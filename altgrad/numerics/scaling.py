@@ -1,7 +1,7 @@
 """Scales: from a tensor's largest magnitude to the factor that it is quantized with.
 
-``x_q = round(x * scale)``, dequantized as ``x_q / scale``, with ``scale = target / amax`` and
-``target = min(max, 2^16)``. The ratio is taken in float64 and rounded to float32 once, so eager and compiled code, CPU
+``x_q = round(x * scale)``, dequantized as ``x_q / scale``, with ``scale = target / amax``. A float format's target is
+``min(max, 2^16)``. The ratio is taken in float64 and rounded to float32 once, so eager and compiled code, CPU
 and GPU, agree on every bit. An amax of zero gives 1. Scales are limited to 2^-126..2^127, where neither the scale nor
 its reciprocal overflows or vanishes in float32; a subnormal amax would otherwise ask for an infinite scale.
 
@@ -28,25 +28,20 @@ Block scales in any other format stand under a float32 scale of the tensor: `two
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from altgrad.formats import SCALE_FORMATS, Format, get_format
-from altgrad.formats.floats import FLOAT32_MANTISSA
 from altgrad.numerics.codes import decode, encode
 from altgrad.numerics.constants import (
     FLOAT32_RULE,
     FOUR_OVER_SIX,
     SCALE_RULES,
-    SPACING,
     TARGET,
     TWO_LEVEL,
-    ULPS,
 )
 from altgrad.numerics.quantization import require_choice
-from altgrad.numerics.rounding import power_of_two
+from altgrad.numerics.rounding import grid_spacing, power_of_two
 
 GRANULARITIES = ("tensor", "row", "block", "tile")
 SCALE_ROUNDINGS = SCALE_RULES[1:]
@@ -119,7 +114,7 @@ def compute_scale(
 
     Args:
         amax: largest magnitudes, any shape.
-        target: a format or its name, for ``min(max, 2^16)``; or the target itself, positive.
+        target: a format or its name, for its `scale_target`; or the target itself, positive.
         scale_format: ``float32``, or ``E8M0`` (a power of two).
         scale_rounding: to a power of two, ``floor``, ``ceil``, ``rceil`` or ``even``; see the module's docstring.
 
@@ -133,8 +128,7 @@ def compute_scale(
     rule, spacing = scale_rule(scale_format, scale_rounding), None
     if isinstance(target, (str, Format)):
         fmt = get_format(target)
-        target, smallest = fmt.scale_target, 2.0 ** (fmt.emin - fmt.mantissa_bits)
-        spacing = max(2.0 ** (math.frexp(target)[1] - 1 - fmt.mantissa_bits), smallest)
+        target, spacing = fmt.scale_target, float(fmt.spacing(fmt.scale_target))
     if not 0 < target < float("inf"):
         raise ValueError(f"target: expected a positive finite number, got {target}")
     if SCALE_RULES[rule] == "even" and spacing is None:
@@ -170,8 +164,7 @@ def scale_by_constants(amax: Tensor, constants: Tensor, rule: int) -> Tensor:
     """Return `scale_by_rule` with target and spacing from ``constants``, made by `format_constants`."""
     target, spacing = constants[TARGET].double(), None
     if SCALE_RULES[rule] == "even":
-        spacing = power_of_two(floor_log2(target)) * constants[ULPS].double() * 2.0**-FLOAT32_MANTISSA
-        spacing = torch.maximum(spacing, constants[SPACING].double())
+        spacing = grid_spacing(constants[TARGET], constants).double()
     return scale_by_rule(amax.detach(), target, rule, spacing)
 
 

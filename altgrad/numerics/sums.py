@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from altgrad.numerics import loops, rounding
-from altgrad.numerics.constants import MAX, SPACING, TWO_LEVEL, scale_constants
+from altgrad.numerics.constants import MAX, SPACING, TWO_LEVEL, scale_constants, table_of
 from altgrad.numerics.operand_definition import operand_scale
 from altgrad.numerics.rounding import grid_spacing, overflows, power_of_two, round_to_grid
 from altgrad.numerics.scaling import HIGHEST, LOWEST, amax, scale_by_constants, scale_rule
@@ -33,9 +33,10 @@ for _name, _schema in SCHEMAS.items():
     torch.library.define(f"altgrad::{_name}", _schema)
 
 
-def has_loops(x: Tensor) -> bool:
-    """Whether the C++ loops take ``x``; builds and loads them the first time."""
+def has_loops(x: Tensor, constants: Tensor | None = None) -> bool:
+    """Whether the C++ loops take ``x`` and the format of ``constants``; builds and loads them the first time."""
     kind = x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16)
+    kind = kind and (constants is None or table_of(constants) is None)
     return kind and loops.load(SOURCE, definitions=DEFINITIONS) is None
 
 
@@ -81,7 +82,7 @@ def rounding_sums(
         remembered: the amax (0-d float32) that sets the one scale, as in `quantize_operand`.
         granularity, block, scale_format, scale_rounding: as in `quantize_operand`, with ``dim`` 1.
     """
-    if granularity == "tensor" and has_loops(x):
+    if granularity == "tensor" and has_loops(x, constants):
         known, rule = constants[:0] if remembered is None else remembered, scale_rule(scale_format, scale_rounding)
         numbers = torch.ops.altgrad.one_scale_sums(x, constants, known, rule).tolist()
         return _magnitudes(numbers[:4]), _rounding(numbers[4], 1, numbers[5:])
@@ -89,7 +90,7 @@ def rounding_sums(
         torch.where(x.isfinite(), x, 0), constants, remembered,
         granularity=granularity, block=block, scale_format=scale_format, scale_rounding=scale_rounding,
     )  # fmt: skip
-    by = torch.ops.altgrad.rounding_sums if has_loops(x) else rounding_sums_by_tensors
+    by = torch.ops.altgrad.rounding_sums if has_loops(x, constants) else rounding_sums_by_tensors
     return magnitudes(x), _rounding(scale.median().item(), scale.numel(), by(x, constants, scale).tolist())
 
 
@@ -249,7 +250,7 @@ def update_sums(
         refinement: steps of the grid of ``constants`` per ulp.
     """
     tensors = (old, new, wanted, grad)
-    if all(has_loops(t) and t.dtype == torch.float32 for t in tensors):
+    if all(has_loops(t, constants) and t.dtype == torch.float32 for t in tensors):
         each = [t if t.numel() == 1 else t.expand_as(old).contiguous() for t in (before, after)]
         ends = (LOWEST_BINADE, HIGHEST_BINADE)
         numbers = torch.ops.altgrad.update_sums(*tensors, *each, constants, refinement, *ends)
@@ -268,7 +269,7 @@ def update_sums_by_tensors(
     scaled = old * before
     held, now = round_to_grid(scaled, constants), round_to_grid(new * after, constants)
     moved = now / after - held / before
-    ulp = grid_spacing(torch.minimum(scaled.abs(), constants[MAX]), constants) * refinement / before
+    ulp = grid_spacing(scaled, constants) * refinement / before
     meant, flipped = wanted != old, held * _nearest_power_of_two(after / before) != now
     gap = ((wanted - old) - moved).abs() / ulp
     rungs = (new - old).abs() / ulp

@@ -16,6 +16,7 @@ from altgrad.formats import get_format
 from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.numerics import permutation
 from altgrad.numerics.compile_utils import compile_apart, sent
+from altgrad.numerics.constants import table_of
 from altgrad.optim import update, update_cpu, update_gpu
 from altgrad.optim.code_weights import CodeWeight, plain, store
 from altgrad.optim.groups import completed, initial_groups, share_kept, step_adamw, step_numbers, step_sgd
@@ -138,6 +139,8 @@ class ArmOptimizer(Resumable):
             stiff = self._stiffness[p] = None if arm.stiffness is None else Stiffness(
                 grid.format, arm.stiffness, arm.foreign, knee=arm.knee, slope=arm.slope
             ).to(p.device)  # fmt: skip
+            if any(table_of(t) is not None for t in (grid.constants, stiff and stiff.constants) if t is not None):
+                continue  # neither loops nor kernels read the spacing of a table
             if stiff is not None and update_gpu.available(arm, p, grid, names):
                 self._loops[p] = update_gpu.Kernels(arm, grid, stiff, self._waiting)
             elif update_cpu.available(arm, local(p), grid):

@@ -11,10 +11,10 @@ import math
 import torch
 from torch import Tensor
 
-from altgrad.config.arms import FORMULAS
-from altgrad.formats import Format, get_format
+from altgrad.config.arms import FORMULAS, OF_FLOATS
+from altgrad.formats import FloatFormat, Format, get_format
 from altgrad.numerics import format_constants, grid_spacing, operand_scale, permutation
-from altgrad.numerics.constants import FLOAT32_MANTISSA, MAX, SPACING, ULPS
+from altgrad.numerics.constants import FLOAT32_MANTISSA, MAX, SPACING, ULPS, table_of
 from altgrad.numerics.rounding import SUCCESSOR
 
 # Lower bound of `mantissa`, relative to the tensor's largest stiffness: it avoids division by zero and lets a weight
@@ -45,7 +45,7 @@ def stiffness(
 
     ========== ==============================================================================================
     ulp        ``ulp(w s) / s``: the spacing of the quantization grid at w; around 0 that of the smallest binade
-    mantissa   ``2^(floor(log2 |w|) - M)``: no scale, no subnormal numbers
+    mantissa   ``2^(floor(log2 |w|) - M)``: no scale, no subnormal numbers; of float formats, as is `smooth`
     smooth     ``sqrt(w^2 + w0^2) 2^-M``, ``w0 s`` the smallest normal value: `ulp` without its jumps
     range      `ulp` divided by the format's range in binades, ``log2(largest / smallest)``
     mean       the mean of `ulp` over the tensor: a control, no geometry
@@ -107,14 +107,15 @@ class Stiffness:
             raise ValueError("knee and slope: needed by the formula profile, and by no other")
         foreign = None if foreign is None else get_format(foreign)
         self.format, self.formula = fmt, formula
-        # Up to the scale, E0My has the same values and stiffness as E1M(y-1).
-        bits = fmt.mantissa_bits - (fmt.exponent_bits == 0)
-        binades = math.log2(fmt.max / fmt.smallest)
+        if not isinstance(fmt, FloatFormat) and formula in OF_FLOATS:
+            raise ValueError(f"formula: {formula} needs mantissa bits, which {fmt.name} does not have; take ulp, say")
         self.constants = format_constants(foreign or fmt)
         numbers = [0.0] * 5
-        numbers[PER_BINADE] = 2.0**-bits
-        numbers[SMALLEST_NORMAL] = 2.0**bits * float(self.constants[SPACING])
-        numbers[PER_RANGE] = 1 / binades
+        if isinstance(fmt, FloatFormat):
+            bits = fmt.mantissa_bits - (fmt.exponent_bits == 0)  # up to the scale, E0My has the values of E1M(y-1)
+            numbers[PER_BINADE] = 2.0**-bits
+            numbers[SMALLEST_NORMAL] = 2.0**bits * float(self.constants[SPACING])
+        numbers[PER_RANGE] = 1 / fmt.binades
         if knee is not None and slope is not None:
             numbers[KNEE], numbers[SLOPE] = 2.0**-knee, slope
         self.numbers = torch.tensor(numbers, dtype=torch.float32)
@@ -168,9 +169,9 @@ def _profile(weight: Tensor, knee: Tensor, slope: Tensor) -> Tensor:
 
 
 def _spacing(x: Tensor, constants: Tensor) -> Tensor:
-    magnitude = torch.minimum(x.abs(), constants[MAX].to(x.dtype))
-    if x.dtype != torch.float64:
-        return grid_spacing(magnitude, constants)
+    if x.dtype != torch.float64 or table_of(constants) is not None:
+        return grid_spacing(x, constants).to(x.dtype)
+    magnitude = torch.minimum(x.abs(), constants[MAX].double())
     per_binade = constants[ULPS].double() * 2.0**-FLOAT32_MANTISSA
     return torch.maximum(_power_of_two_below(magnitude) * per_binade, constants[SPACING].double())
 

@@ -268,7 +268,7 @@ def _written_back(arm: Arm, p: Tensor, target: Tensor, grid: GridTensors) -> Ten
         return nearest / scale
     stochastic = round_to_grid_stochastic(target * scale, grid.constants, _random(target, grid))
     if arm.rounding == "selective":
-        spacing = grid_spacing(torch.minimum((p * scale).abs(), grid.constants[MAX]), grid.constants)
+        spacing = grid_spacing(p * scale, grid.constants)
         stochastic = torch.where(((target - p) * scale).abs() < spacing / 2, stochastic, nearest)
     return stochastic / scale
 

@@ -33,7 +33,6 @@ from altgrad.numerics import (
     refined_format,
     round_to_grid,
 )
-from altgrad.numerics.constants import MAX
 
 HELD = "held_amax"  # name of a held amax as a layer's buffer and in an optimizer's state
 REFINEMENT = 256  # grid steps per code step in a control: 8 more bits, so 8-bit formats take 16
@@ -87,8 +86,7 @@ class WeightGrid:
     def spacing(self, weight: Tensor) -> Tensor:
         """Return the distance between the format's values around each weight, in the weight's unit, float32."""
         scale = self.scale(weight)
-        magnitude = torch.minimum((weight * scale).abs(), self.constants[MAX])
-        return grid_spacing(magnitude, self.constants) * self.refinement / scale
+        return grid_spacing(weight * scale, self.constants) * self.refinement / scale
 
     def encode(self, weight: Tensor) -> Tensor:
         """Return the code of each weight, with its shape: uint8 for codes of at most 8 bits, else int16."""

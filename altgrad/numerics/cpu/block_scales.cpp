@@ -71,8 +71,7 @@ float round_groups(const Tensor& x, Tensor& y, const Tensor& constants, const Sc
       auto with_nearest = [&](const auto& nearest) {
         stream != nullptr ? run(ByChance(scales.grid()), nearest) : run(ToNearest{nearest}, nearest);
       };
-      const Grid& grid = scales.grid();
-      grid.root == 0 ? with_nearest(Rounder<false>(grid)) : with_nearest(Rounder<true>(grid));
+      with_rounder(scales.grid(), with_nearest);
     });
   });
   return amax;
@@ -97,7 +96,7 @@ Tensor ms_eden_into(Tensor x, Tensor values, Tensor constants, Tensor stream, in
       auto run = [&](const auto& round) {
         round_ms_eden(from, to, groups, amaxes.data(), scales, counter, first, round);
       };
-      scales.grid().root == 0 ? run(Rounder<false>(scales.grid())) : run(Rounder<true>(scales.grid()));
+      with_rounder(scales.grid(), run);
     });
   });
   *static_cast<float*>(found.mutable_data_ptr()) = scales.whole();

@@ -76,7 +76,7 @@ template <class F>
 void dispatch(const Tensor& x, Tensor& y, const Grid& grid, const F& run) {
   with_input(x, [&](const auto* from) {
     with_output(y, [&](auto* to) {
-      grid.root == 0 ? run(from, to, Rounder<false>(grid)) : run(from, to, Rounder<true>(grid));
+      with_rounder(grid, [&](const auto& round) { run(from, to, round); });
     });
   });
 }

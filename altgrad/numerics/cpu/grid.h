@@ -41,16 +41,34 @@ constexpr int64_t kGrain = 1 << 17;  // elements per thread, some 30 us: waking 
 
 // --- the quantization grid -----------------------------------------------------------------------
 
-// A format, read from the tensor that constants.py packs.
+// A format's look-up, which constants.py makes; without buckets for a float format.
+struct LookUp {
+  int32_t first = 0, shift = 0, buckets = 0;
+  const float *limits = nullptr, *pairs = nullptr;
+};
+
+// A format, read from the tensor that constants.py packs and that must outlive it.
 struct Grid {
   float max, ulps, spacing, root, zero, target;
+  LookUp look_up;
 
   // first: index of the format's first constant; packed::kSize for the second format of a tensor.
   explicit Grid(const Tensor& constants, int64_t first = 0) {
     const float* c = constants.const_data_ptr<float>() + first;
     max = c[packed::kMax], ulps = c[packed::kUlps], spacing = c[packed::kSpacing];
     root = c[packed::kRoot], zero = c[packed::kZero], target = c[packed::kTarget];
+    const int64_t floats = packed::kSize * (has_scale_format(constants) ? 2 : 1);
+    if (first == 0 && constants.numel() > floats) {
+      const float* table = c + floats;
+      look_up.first = static_cast<int32_t>(table[table::kFirst]);
+      look_up.shift = static_cast<int32_t>(table[table::kShift]);
+      look_up.buckets = static_cast<int32_t>(table[table::kBuckets]);
+      look_up.limits = table + table::kTableNumbers;
+      look_up.pairs = look_up.limits + table::kLookup;
+    }
   }
+  // Whether the constants of the scale's format follow those of the format itself.
+  static bool has_scale_format(const Tensor& constants) { return constants.numel() % 2 == 0; }
   // 2^-M, from 2^(23 - M) float32 ulps per spacing.
   float per_binade() const { return ulps * 0x1p-23f; }
   // A normal value's code is its float32 bits, shifted, less an offset.
@@ -169,6 +187,46 @@ struct Rounder {
     return std::bit_cast<uint32_t>(exact_product_plus(-binade, anchors, sum));
   }
 };
+
+// Rounds by a look-up, saturating. It has the interface of Rounder; values are never moved to the scale.
+struct TableRounder {
+  LookUp table;
+  int32_t last, mask;
+
+  explicit TableRounder(const Grid& g)
+      : table(g.look_up), last(table.first + table.buckets - 1), mask((1 << table.shift) - 1) {}
+
+  TableRounder unclamped() const { return *this; }
+  bool saturates(float, float) const { return false; }
+  bool can_move(float, float) const { return false; }
+  Moved moved(float) const { return {}; }
+
+  INLINE float operator()(float x) const {
+    const uint32_t bits = std::bit_cast<uint32_t>(x), magnitude = bits & 0x7fffffffu;
+    const int32_t key = static_cast<int32_t>((magnitude + static_cast<uint32_t>(mask)) >> table.shift);
+    const int32_t behind = static_cast<int32_t>(bits) >> 31 & table.buckets;
+    const int32_t bucket = std::min(std::max(key, table.first), last) - table.first + behind;
+    const int32_t second = magnitude >= std::bit_cast<uint32_t>(table.limits[bucket]) ? 1 : 0;
+    const float found = table.pairs[2 * bucket + second];
+    return magnitude > 0x7f800000u ? x : found;
+  }
+  INLINE float operator()(float x, Scale scale) const { return (*this)(x * scale.factor); }
+  INLINE float operator()(float x, Moved) const { return (*this)(x); }
+
+  template <class P>
+  INLINE uint32_t pair(uint32_t x, P low_place, P high_place) const {
+    const uint32_t low = std::bit_cast<uint32_t>((*this)(std::bit_cast<float>(x << 16), low_place));
+    const uint32_t high = std::bit_cast<uint32_t>((*this)(std::bit_cast<float>(x & 0xffff0000u), high_place));
+    return (high & 0xffff0000u) | (low >> 16);
+  }
+};
+
+// Calls run with the format's rounder.
+template <class F>
+auto with_rounder(const Grid& grid, const F& run) {
+  if (grid.look_up.buckets > 0) return run(TableRounder(grid));
+  return grid.root == 0 ? run(Rounder<false>(grid)) : run(Rounder<true>(grid));
+}
 
 // --- reading and writing -------------------------------------------------------------------------
 

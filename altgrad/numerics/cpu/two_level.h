@@ -26,7 +26,7 @@ class Scales {
   enum class Back { kNone, kTimes, kOver };
 
   Scales(const Tensor& constants, int64_t rule, bool taken_off)
-      : grid_(constants), own_(constants.numel() > packed::kSize ? Grid(constants, packed::kSize) : grid_),
+      : grid_(constants), own_(Grid::has_scale_format(constants) ? Grid(constants, packed::kSize) : grid_),
         rule_(rule, grid_), two_level_(rule >= scale_rule::kTwoLevel), choice_(rule == scale_rule::kFourOverSix),
         back_(two_level_ ? Back::kTimes : taken_off ? Back::kOver : Back::kNone) {
     target_ = grid_.target, top_ = own_.target;
