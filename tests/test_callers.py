@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from altgrad.formats import Format, UnknownFormatError, format_names, get_format
+from altgrad.formats import FloatFormat, Format, UnknownFormatError, format_names, get_format
 from altgrad.model import GPT, GPTConfig, LayerRecipe, QuantizedLinear, Recipe, layer_recipe, quantize_model
 from altgrad.numerics import amax, compute_scale, decode, encode, format_constants, quantize, rung, ulp
 from altgrad.optim import Arm, ArmOptimizer, FormatManifold, build_optimizer, stiffness
@@ -26,7 +26,7 @@ def test_a_format_has_numbers() -> None:
     assert_type(e3m4.max, float)
     assert_type(e3m4.nan_code, int | None)
     assert "E3M4" in format_names() and e3m4.bias == 3
-    assert Format("mine", exponent_bits=4, mantissa_bits=3).bias == 7
+    assert FloatFormat("mine", exponent_bits=4, mantissa_bits=3).bias == 7
     with pytest.raises(UnknownFormatError):
         get_format("E3M4x")
 
@@ -65,6 +65,6 @@ def test_mistakes_are_found_by_the_checker_and_by_the_functions() -> None:
     with pytest.raises((TypeError, ValueError, AttributeError)):
         quantize([0.1], "E3M4")  # type: ignore[arg-type]
     with pytest.raises((TypeError, ValueError, AttributeError)):
-        Format("mine", exponent_bits="4", mantissa_bits=3)  # type: ignore[arg-type]
+        FloatFormat("mine", exponent_bits="4", mantissa_bits=3)  # type: ignore[arg-type]
     with pytest.raises((TypeError, ValueError)):
         Recipe.uniform("E3M4", gradient_format="E5M2").rules[0].layer.format_names(1)  # type: ignore[call-arg]

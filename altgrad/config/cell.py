@@ -16,12 +16,12 @@ from altgrad.common.fingerprint import training_digest
 from altgrad.config.arms import Arm
 from altgrad.config.base import Settings
 from altgrad.config.models import CellModel, Lora
+from altgrad.config.own_formats import FormatDefinition
 from altgrad.config.params import validated
-from altgrad.config.recipe import Rule, last_matching
+from altgrad.config.recipe import ROLES, Rule, last_matching
 from altgrad.config.recipe_schedule import CellSwitch
 from altgrad.config.schema import MonitorSettings, Train
 from altgrad.config.tasks import Classifier
-from altgrad.formats import Format
 from altgrad.formats.clamping import cut_off, right_token, unclamped
 
 HEAD = "head"  # the layer that makes the logits
@@ -51,7 +51,7 @@ class Cell(Settings):
     model: CellModel
     rules: list[Rule]
     schedule: list[CellSwitch] = []
-    formats: dict[str, Format]
+    formats: dict[str, FormatDefinition]
     arm: Arm
     train: Train
     monitor: MonitorSettings
@@ -71,6 +71,14 @@ class Cell(Settings):
                 yield f"after {switch.after} leaves one of the recipes no step of {steps}; take more steps"
             if switch.when is not None and switch.when.overflow is not None and "tensors" not in self.monitor.groups:
                 yield "when overflow needs tensors in monitor.groups, which see it; name it there"
+        for rule in (rule.with_formats(self.formats) for rule in self.rules):
+            tensors = {role: tensor for role in ROLES if (tensor := getattr(rule, role)) is not None}
+            for role, tensor in tensors.items():
+                its = f"scale_to {tensor.format.scale_to} of {role}"
+                if tensor.of_rms and self.train.devices > 1:
+                    yield f"{its} is of the rows of one process; set train.devices to 1, or scale_to to a number or max"
+                if tensor.of_rms and role == "weight" and self.arm.weights == "quantized":
+                    yield "weights: quantized holds a scale by the amax; set scale_to of weight to a number or max"
         if self.lora is None:
             return
         if self.model.start is None:

@@ -28,11 +28,11 @@ from altgrad.common.files import read_yaml
 from altgrad.config.arms import Arm
 from altgrad.config.base import Name, Settings
 from altgrad.config.models import Lora, Preset
+from altgrad.config.own_formats import OwnFormat
 from altgrad.config.recipe import Rule, published_recipes
 from altgrad.config.recipe_schedule import ChangingRecipe
 from altgrad.config.schema import (
     Budget,
-    CustomFormat,
     Diagnose,
     MonitorSettings,
     OneCorpus,
@@ -117,7 +117,7 @@ class Params(Settings):
     )  # fmt: skip
     lora: Lora | None = Field(None, description="train adapters of frozen weights, with start; none: all weights")
     grid: GridSettings = Field(description="the cells")
-    formats: Annotated[dict[Name, CustomFormat], EmptyIfNone] = Field({}, description="formats of your own")
+    formats: Annotated[dict[Name, OwnFormat], EmptyIfNone] = Field({}, description="formats of your own")
     recipes: Annotated[dict[Name, OneRecipe], BeforeValidator(_with_published), AfterValidator(_as_published)] = Field(
         description="which layer is quantized how, beside the presets and the published recipes"
     )

@@ -132,8 +132,11 @@ class LayerRecipe(Settings):
                         f"save codes needs granularity tensor, not {tensor.granularity}: with finer scales the "
                         "backward products quantize the tensor itself anew, so it has to be kept"
                     )
-                if isinstance(tensor.format, Format) and tensor.format.bits > 8:
-                    yield f"save codes needs formats of at most 8 bits, and {tensor.format.name} has more"
+                if isinstance(tensor.format, Format) and not tensor.format.has_bytes:
+                    yield (
+                        f"save codes needs a byte for each value and for NaN, and {tensor.format.name} has too many "
+                        "values"
+                    )
         if self.hadamard and self.gradient != "straight-through":
             yield f"hadamard {self.hadamard} needs gradient straight-through"
         if self.hadamard and self.grad is not None and self.grad.rounding == "MS-EDEN":

@@ -20,10 +20,11 @@ from altgrad.config.arms import Arm
 from altgrad.config.base import Settings
 from altgrad.config.cell import Cell, cell_key
 from altgrad.config.models import CellModel, cell_model
+from altgrad.config.own_formats import OwnFloat, OwnValues
 from altgrad.config.params import Params, merged, require_name, validated
 from altgrad.config.recipe import ROLES, Rule
 from altgrad.config.recipe_schedule import CellSwitch, ChangingRecipe
-from altgrad.config.schema import CustomFormat, MonitorSettings, Train
+from altgrad.config.schema import MonitorSettings, Train
 from altgrad.config.tasks import Classifier
 from altgrad.formats import Format, get_format
 
@@ -31,12 +32,12 @@ PLACEHOLDER = "FORMAT"  # in a recipe, stands for the format of the grid's entry
 JOINT = "."  # joins a recipe and its format in an entry
 
 
-def training_format(name: str, custom: CustomFormat | None = None) -> Format:
-    """Return the format called ``name``, or the user's own that ``custom`` defines.
+def training_format(name: str, own: OwnFloat | OwnValues | None = None) -> Format:
+    """Return the format called ``name``, or the user's own that ``own`` defines.
 
     Raises ``ValueError`` for an unknown name, an impossible definition, and a format that training cannot compute.
     """
-    fmt = get_format(name) if custom is None else Format(name, **custom.model_dump())
+    fmt = get_format(name) if own is None else own.format(name)
     if not fmt.signed:
         raise ValueError(f"{name} is unsigned, and weights and gradients have a sign")
     if not fmt.rounds_in_float32:

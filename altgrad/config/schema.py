@@ -97,17 +97,6 @@ class Tokenizer(Settings):
             )
 
 
-class CustomFormat(Settings):
-    """A format of the user's own (see `altgrad.formats.Format`)."""
-
-    exponent_bits: int = Field(ge=0, le=8, description="E; at most 16 bits in all with the sign")
-    mantissa_bits: int = Field(ge=0, le=15, description="M")
-    bias: int | None = Field(None, ge=-200, le=200, description="default 2^(E-1) - 1")
-    specials: Literal["finite", "fn", "ieee", "fnuz", "p3109"] = Field(
-        "finite", description="what the top codes mean: numbers, or NaN and infinity as in these standards"
-    )
-
-
 class Divergence(Settings):
     """When a run counts as diverged (see `altgrad.training.outcome`)."""
 

@@ -80,9 +80,22 @@ class TensorRecipe(Settings):
         "looked at; grad: MS-EDEN (Quartet II, arXiv:2601.22813), which also rotates and rounds anew the other factors "
         "of both backward products",
     )
+    scale_to: float | str | None = Field(
+        None,
+        description="what the scale brings the tensor to: max, its largest magnitude to the format's; a number such as "
+        "1, its largest magnitude to that; or 1 of rms, the root of its mean square to that; default: the format's own",
+    )
     virtual: bool = Field(False, description="weight: the arm sees the format, and no product quantizes to it")
 
+    def model_post_init(self, context: Any) -> None:
+        if self.scale_to is not None and isinstance(self.format, Format):
+            object.__setattr__(self, "format", self.format.scaled_to(self.scale_to))
+
     def mistakes(self) -> Iterator[str]:
+        if self.of_rms and self.scaling != "dynamic":
+            yield f"scale_to {self.format.scale_to} needs scaling dynamic, not {self.scaling}: histories are of amax"
+        if self.of_rms and self.block_scale is not None:
+            yield f"scale_to {self.format.scale_to} is for scales in float32 or E8M0, not {self.scale}; set scale_to"
         for name, where, acts in _ACTS:
             if name in self.changed() and (chosen := getattr(self, where)) not in acts:
                 value, needed = getattr(self, name), " or ".join(acts)
@@ -124,6 +137,11 @@ class TensorRecipe(Settings):
         return None if self.scale in SCALE_FORMATS else get_format(self.scale)
 
     @property
+    def of_rms(self) -> bool:
+        """Whether the root mean square sets the scale."""
+        return isinstance(self.format, Format) and self.format.scale_statistic == "rms"
+
+    @property
     def keeps_scales(self) -> bool:
         """Whether the operands of a product keep their scales. Otherwise the product is divided by the scales."""
         return self.granularity in ("block", "tile")
@@ -134,6 +152,7 @@ class TensorRecipe(Settings):
         return {
             "granularity": self.granularity, "block": self.block,
             "scale_format": self.scale, "scale_rounding": self.scale_rounding,
+            **({"statistic": "rms"} if self.of_rms else {}),
         }  # fmt: skip
 
 

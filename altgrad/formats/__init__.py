@@ -5,6 +5,17 @@ The package imports numpy and no torch. ``python -m altgrad.formats E3M4`` print
 
 from altgrad.formats.floats import SPECIALS, FloatFormat, default_bias
 from altgrad.formats.format import SCALE_FORMATS, Format
-from altgrad.formats.registry import UnknownFormatError, format_names, get_format
+from altgrad.formats.registry import UnknownFormatError, definition, format_names, from_definition, get_format
 
-__all__ = ["SCALE_FORMATS", "SPECIALS", "FloatFormat", "Format", "UnknownFormatError", "default_bias", "format_names", "get_format"]
+__all__ = [
+    "SCALE_FORMATS",
+    "SPECIALS",
+    "FloatFormat",
+    "Format",
+    "UnknownFormatError",
+    "default_bias",
+    "definition",
+    "format_names",
+    "from_definition",
+    "get_format",
+]

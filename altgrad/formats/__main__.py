@@ -1,4 +1,4 @@
-"""Show what a format can represent: `altgrad formats E3M4`; without a name, an overview of all formats."""
+"""Show what a format can represent: `altgrad formats POSIT8`; without a name, an overview of all formats."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from altgrad.common.console import called, while_read
+from altgrad.formats.floats import FloatFormat
 from altgrad.formats.format import Format
 from altgrad.formats.registry import UnknownFormatError, format_names, get_format
+from altgrad.formats.tables import TableFormat
 
 _COLUMNS = 6
 
@@ -19,13 +21,13 @@ _COLUMNS = 6
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a card per format named, or the overview. Return 0; an unknown name exits with status 2."""
     parser = argparse.ArgumentParser(
-        prog=called("formats"), description="Print range, spacing and codes of floating-point formats."
+        prog=called("formats"), description="Print range, spacing and codes of number formats."
     )
     parser.add_argument("formats", nargs="*", metavar="FORMAT", help="such as E3M4; default: an overview of all")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the format into FILE, such as E3M4.svg")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw one or two formats into FILE, such as E3M4.svg")
     options = parser.parse_args(arguments)
-    if options.plot and len(options.formats) != 1:
-        parser.error("--plot draws exactly one format")
+    if options.plot and len(options.formats) not in (1, 2):
+        parser.error("--plot draws one format, or two side by side")
     try:
         formats = [get_format(name) for name in options.formats]
     except UnknownFormatError as error:
@@ -35,19 +37,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         print(overview([get_format(name) for name in format_names()]))
     if options.plot:
-        plot(formats[0], options.plot)
+        plot(formats, options.plot)
         print(f"\ndrawn in {options.plot}")
     return 0
 
 
 def overview(formats: list[Format]) -> str:
     """Return a text table with one line per format."""
-    rows = [("format", "bits", "specials", "bias", "max", "min normal", "smallest", "binades", "values")]
+    rows = [("format", "bits", "kind", "bias", "max", "min normal", "smallest", "binades", "values", "scale to")]
     for fmt in formats:
         binades = fmt.emax - int(np.floor(np.log2(fmt.smallest))) + 1
-        ends = _number(fmt.max), "-" if fmt.min_normal is None else _number(fmt.min_normal), _number(fmt.smallest)
-        rows.append((fmt.name, str(fmt.bits), fmt.specials, str(fmt.bias), *ends, str(binades), str(len(fmt.values))))
+        kind, bias = (fmt.specials, str(fmt.bias)) if isinstance(fmt, FloatFormat) else ("table", "-")
+        ends = _number(fmt.max), _or_dash(fmt.min_normal), _number(fmt.smallest)
+        counts = str(binades), str(len(fmt.values))
+        rows.append((fmt.name, str(fmt.bits), kind, bias, *ends, *counts, _scaling(fmt)))
     return _table(rows)
+
+
+def _or_dash(value: float | None) -> str:
+    return "-" if value is None else _number(value)
+
+
+def _scaling(fmt: Format) -> str:
+    return f"{_number(fmt.scale_target)} of {fmt.scale_statistic}"
 
 
 def card(fmt: Format) -> str:
@@ -58,54 +70,77 @@ def card(fmt: Format) -> str:
     return "\n\n".join(sections)
 
 
-def plot(fmt: Format, path: Path) -> None:
-    """Draw a number line of the values and a plot of the spacing; the suffix of ``path`` sets the image type."""
+def plot(formats: Sequence[Format], path: Path) -> None:
+    """Draw number lines, spacing and values per binade of one or two formats; ``path``'s suffix sets the image type."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (line, spacing) = pyplot.subplots(2, 1, figsize=(8, 4.5), height_ratios=(1, 3), layout="constrained")
-    line.vlines(fmt.values, 0, 1, color="#1f4e79", linewidth=0.6)
-    line.set(yticks=[], xlabel="value", title=str(fmt))
-    line.spines[["left", "right", "top"]].set_visible(False)
-
-    positive = fmt.magnitudes[fmt.magnitudes > 0]
-    steps = np.append(np.diff(positive), np.nan)
-    spacing.step(positive, steps, where="post", color="#1f4e79", label="spacing to the next value")
-    spacing.step(positive, steps / positive / 2, where="post", color="#c55a11", label="half of it, relative to value")
+    count = len(formats)
+    heights = (*[1] * count, 3, 3)
+    figure, axes = pyplot.subplots(
+        count + 2, 1, figsize=(8, 4.5 + 2 * count), height_ratios=heights, layout="constrained"
+    )
+    *lines, spacing, binades = axes
+    for place, (fmt, line, color) in enumerate(zip(formats, lines, ("#1f4e79", "#c55a11"), strict=False)):
+        line.vlines(fmt.values, 0, 1, color=color, linewidth=0.6)
+        line.set(yticks=[], title=fmt.name)
+        line.spines[["left", "right", "top"]].set_visible(False)
+        positive = fmt.values[fmt.values > 0]
+        steps = np.append(np.diff(positive), np.nan)
+        spacing.step(positive, steps / positive / 2, where="post", color=color, label=fmt.name)
+        exponents, numbers = _by_binade(fmt)
+        width = 0.8 / count
+        binades.bar(exponents + (place - (count - 1) / 2) * width, numbers, width, color=color, label=fmt.name)
+    lines[-1].set(xlabel="value")
     spacing.set_xscale("log", base=2)
     spacing.set_yscale("log", base=2)
-    spacing.set(xlabel="magnitude")
-    spacing.legend(frameon=False)
-    spacing.grid(alpha=0.3)
+    spacing.set(xlabel="magnitude", ylabel="half a spacing,\nrelative to the value")
+    binades.set_yscale("log", base=2)
+    binades.set(xlabel="binade: exponent of its lowest magnitude", ylabel="positive values\nin the binade")
+    for axis in (spacing, binades):
+        axis.legend(frameon=False)
+        axis.grid(alpha=0.3)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
 
 
+def _by_binade(fmt: Format) -> tuple[np.ndarray, np.ndarray]:
+    """Return the exponents of the binades that have positive values, ascending, and how many values each has."""
+    exponents = np.frexp(fmt.values[fmt.values > 0])[1] - 1
+    return np.unique(exponents, return_counts=True)
+
+
 def _facts(fmt: Format) -> str:
-    lowest = fmt.values[0]
     facts = [
-        ("largest, smallest", f"{_number(fmt.max)}, {_number(lowest)}"),
+        ("largest, smallest", f"{_number(fmt.max)}, {_number(fmt.values[0])}"),
         ("smallest normal", "none" if fmt.min_normal is None else _number(fmt.min_normal)),
         ("smallest subnormal", "none" if fmt.min_subnormal is None else _number(fmt.min_subnormal)),
         ("distinct finite values", str(len(fmt.values))),
-        ("scaling target", _number(fmt.scale_target)),
+        ("scaling target", _scaling(fmt)),
         ("infinity", _code(fmt.inf_code, fmt)),
         ("NaN", _code(fmt.nan_code, fmt)),
-        ("negative zero", _code(fmt.sign_code if fmt.has_negative_zero else None, fmt)),
+        ("negative zero", _code(1 << fmt.bits - 1 if fmt.has_negative_zero else None, fmt)),
     ]
+    if isinstance(fmt, TableFormat):
+        facts[1:3] = [("smallest positive", _number(fmt.smallest)), ("rounding", fmt.rule)]
+    elif fmt.exponent_bits:
+        facts.append(("bias", f"{fmt.bias}; another one changes nothing under a float32 scale that follows the tensor"))
     return "\n".join(f"{name:<24}{value}" for name, value in facts)
 
 
 def _spacing(fmt: Format) -> str:
     """Return a text table: range, spacing and number of values of each binade. Subnormals count as the first one."""
-    magnitudes = fmt.magnitudes
-    exponents = np.maximum(np.floor(np.log2(np.maximum(magnitudes, fmt.smallest))).astype(int), fmt.emin)
+    magnitudes = fmt.values[fmt.values >= 0]
+    exponents = np.floor(np.log2(np.maximum(magnitudes, fmt.smallest))).astype(int)
+    if isinstance(fmt, FloatFormat):
+        exponents = np.maximum(exponents, fmt.emin)
     rows = [("from", "to", "spacing", "values")]
     for exponent in np.unique(exponents):
         binade = magnitudes[exponents == exponent]
-        spacing = _number(2.0 ** int(exponent - fmt.mantissa_bits))
+        widths = np.unique(fmt.spacing(binade))
+        spacing = _number(widths[0]) if len(widths) == 1 else f"{_number(widths[0])} to {_number(widths[-1])}"
         rows.append((_number(binade[0]), _number(binade[-1]), spacing, str(len(binade))))
     return _table(rows)
 

@@ -69,7 +69,7 @@ def cut_off(amax: Fraction, fmt: str | Format, rule: str) -> Fraction:
     if not amax or rule in ("ceil", "rceil"):
         return Fraction(0)
     found, binade = significand(amax), _top_binade(fmt)
-    spacing = max(Fraction(1, 2**fmt.mantissa_bits), Fraction(2) ** (fmt.emin - fmt.mantissa_bits) / binade)
+    spacing = Fraction(float(fmt.spacing(fmt.scale_target))) / binade
     if rule == "even" and found + spacing / 2 >= 2:  # rounds up to the next power of two, which has a larger scale
         return Fraction(0)
     return max(Fraction(0), 1 - Fraction(fmt.max) / binade / found)

@@ -1,8 +1,8 @@
 """Floating-point formats: ExMy.
 
 A format is a sign, ``E`` exponent bits and ``M`` mantissa bits, an exponent bias, and a rule for the meaning of its top
-codes. Those five facts are the fields of `FloatFormat`. Range, spacing, values and codes follow from them and are derived
-here, exactly: every number below is a small integer times a power of two, which float64 holds.
+codes. Those five facts are the fields of `FloatFormat`. Range, spacing, values and codes follow from them and are
+derived here, exactly: every number below is a small integer times a power of two, which float64 holds.
 
 Exponent field 0 holds the subnormals, ``m / 2^M * 2^emin`` with ``emin = 1 - bias``; a field ``e >= 1`` holds
 ``(1 + m / 2^M) * 2^(e - bias)``. Three corner cases of that definition:
@@ -68,6 +68,7 @@ class FloatFormat(Format):
         bias: exponent bias; None takes `default_bias`.
         specials: meaning of the top codes, one of `SPECIALS`.
         signed: False for a format without negative numbers (finite or fn), and without zero if M = 0.
+        scale_to: what a scale brings a tensor to: see `scale_target_of`.
 
     Raises:
         ValueError: a field is invalid; the message begins with the field's name.
@@ -79,6 +80,7 @@ class FloatFormat(Format):
     bias: int = None  # type: ignore[assignment] # __post_init__ puts the default there
     specials: str = "finite"
     signed: bool = True
+    scale_to: float | str = "max"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -142,7 +144,7 @@ class FloatFormat(Format):
     @property
     def inf_code(self) -> int | None:
         """Code of +Inf, or None where the format has none."""
-        return self.max_code + 1 if self.has_inf else None
+        return self.max_code + 1 if self.specials in ("ieee", "p3109") else None
 
     @property
     def nan_code(self) -> int | None:
@@ -199,7 +201,7 @@ class FloatFormat(Format):
         """Return ``2^(max(floor(log2 |x|), emin) - M)``; beyond the range, that of the top binade."""
         significand, exponent = np.frexp(np.minimum(np.abs(x), self.max))
         binade = np.where(significand == 0, self.emin, np.maximum(exponent - 1, self.emin))
-        return np.ldexp(1.0, binade - self.mantissa_bits)
+        return np.asarray(np.ldexp(1.0, binade - self.mantissa_bits))
 
     def _exponent_of(self, code: int) -> int:
         """Exponent of the binade of a magnitude code's value; `emin` for subnormals."""

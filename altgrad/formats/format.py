@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 
@@ -33,7 +35,7 @@ class Format(ABC):
         nan_code: code of the (quiet, positive) NaN, or None where there is none.
         inf_code: code of +Inf, or None where there is none.
         has_negative_zero: whether there is a code of -0.
-        scale_statistic: which statistic of a tensor its scale brings to `scale_target`: ``amax`` or ``rms``.
+        scale_to: what a scale brings a tensor to: see `scale_target_of`.
     """
 
     name: str
@@ -41,7 +43,7 @@ class Format(ABC):
     nan_code: int | None
     inf_code: int | None
     has_negative_zero: bool
-    scale_statistic: str = "amax"
+    scale_to: float | str
 
     @property
     @abstractmethod
@@ -132,9 +134,34 @@ class Format(ABC):
         return float(self.values[np.searchsorted(self.values, 0.0, side="right")])
 
     @property
+    def has_bytes(self) -> bool:
+        """Whether `altgrad.numerics.encode_operand` has a code of one byte for each value and for NaN."""
+        return self.bits <= 8
+
+    @property
     def binades(self) -> float:
         """Dynamic range: log2 of the largest over the smallest positive value."""
         return math.log2(self.max / self.smallest)
+
+    @property
+    def min_normal(self) -> float | None:
+        """Smallest normal value, None where every value is subnormal; a table's smallest positive value."""
+        return self.smallest
+
+    @property
+    def min_subnormal(self) -> float | None:
+        """Smallest positive subnormal value, None where there is none."""
+        return None
+
+    @property
+    def half_step(self) -> float | None:
+        """Largest relative rounding error of a float format's normal values; None for a table."""
+        return None
+
+    @property
+    def emin(self) -> int:
+        """Exponent of the lowest binade."""
+        return math.frexp(self.smallest)[1] - 1
 
     @property
     def emax(self) -> int:
@@ -143,8 +170,19 @@ class Format(ABC):
 
     @property
     def scale_target(self) -> float:
-        """What scaling brings a tensor's `scale_statistic` to."""
-        return min(self.max, TARGET_CAP)
+        """What scaling brings a tensor's `scale_statistic` to; by default the largest magnitude of both signs."""
+        nearer_end = min(self.max, -float(self.values[0])) if self.signed else self.max
+        return scale_target_of(self.scale_to, min(nearer_end, TARGET_CAP))[0]
+
+    @property
+    def scale_statistic(self) -> str:
+        """Which statistic of a tensor its scale brings to `scale_target`: ``amax`` or ``rms``."""
+        return scale_target_of(self.scale_to, 1.0)[1]
+
+    def scaled_to(self, scale_to: float | str) -> Self:
+        """Return the format with another `scale_to`."""
+        scale_target_of(scale_to, 1.0)  # raises where it is wrong
+        return replace(self, scale_to=scale_to)  # type: ignore[type-var] # both kinds are dataclasses
 
     def spacing(self, x: float | np.ndarray) -> np.ndarray:
         """Return the distance between the two values around each x; on a value, the one away from zero.

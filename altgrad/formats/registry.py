@@ -1,19 +1,22 @@
 """Formats by name.
 
-A name is looked up among the registered formats, and the number systems of `tables`, first and then read as ``E<e>M<m>``, optionally followed by ``FN``,
-``IEEE`` or ``FNUZ`` for its special codes; without a suffix every code is a number. ``UE<e>M<m>`` is unsigned, as
-NVIDIA writes it (UE4M3, UE8M0). Names are case-sensitive: ``bf16`` is the unquantized baseline, not the format BF16.
+A name is looked up among the registered formats and the tables of `tables`. Any other is read as ``E<e>M<m>``,
+optionally followed by ``FN``, ``IEEE`` or ``FNUZ`` for its special codes; without a suffix every code is a number.
+``UE<e>M<m>`` is unsigned, as NVIDIA writes it (UE4M3, UE8M0). Names are case-sensitive: ``bf16`` is the unquantized
+baseline, not the format BF16.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from functools import cache
+from typing import Any
 
 from altgrad.common.errors import did_you_mean
 from altgrad.formats.floats import FloatFormat
 from altgrad.formats.format import MAX_BITS, Format
-from altgrad.formats.tables import TABLES, named_table
+from altgrad.formats.tables import TABLES, TableFormat, named_table
 
 _SPLIT_NAME = re.compile(r"(U?)E(0|[1-9]\d?)M(0|[1-9]\d?)(FN|IEEE|FNUZ)?")
 
@@ -81,6 +84,22 @@ def get_format(name: str | Format) -> Format:
         return named_table(name)
     name = _ALIASES.get(name, name)
     return _BY_NAME.get(name) or _parse(name)
+
+
+def definition(fmt: Format) -> dict[str, Any]:
+    """Return what `from_definition` needs to make ``fmt``, for a JSON file: of a `TableFormat` with a name, the name."""
+    if fmt.name in TABLES and named_table(fmt.name) == fmt:
+        return {"name": fmt.name}
+    fields: dict[str, Any] = asdict(fmt)  # type: ignore[call-overload] # both kinds are dataclasses
+    return {name: value for name, value in fields.items() if (name, value) != ("scale_to", "max")}
+
+
+def from_definition(fields: dict[str, Any]) -> Format:
+    """Return the format that `definition` returned ``fields`` of."""
+    if "exponent_bits" in fields:
+        return FloatFormat(**fields)
+    lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+    return TableFormat(**fields | lists) if lists else get_format(fields["name"])
 
 
 @cache

@@ -83,7 +83,7 @@ class TableFormat(Format):
 
     @cached_property
     def _hash(self) -> int:  # of up to 2^16 numbers, and formats are keys of caches
-        return hash((self.name, self.table, self.limits))
+        return hash((self.name, self.table, self.limits, self.scale_to))
 
     @cached_property
     def values(self) -> np.ndarray:
@@ -101,15 +101,6 @@ class TableFormat(Format):
             table[[self.inf_code, self.inf_code | 1 << self.bits - 1]] = np.inf, -np.inf
         return read_only(table)
 
-    @property
-    def scale_target(self) -> float:
-        nearer_end = min(self.max, -float(self.values[0])) if self.signed else self.max
-        return scale_target_of(self.scale_to, min(nearer_end, super().scale_target))[0]
-
-    @property
-    def scale_statistic(self) -> str:  # type: ignore[override]
-        return scale_target_of(self.scale_to, 1.0)[1]
-
     def fits(self, precision: int, lowest: int, highest: int, *, scales: Format | None = None) -> bool:
         end, least = math.ldexp(1.0, highest + 1), math.ldexp(1.0, lowest)
         above, below = np.append(self.thresholds, np.inf), np.insert(self.thresholds, 0, -np.inf)
@@ -122,6 +113,10 @@ class TableFormat(Format):
         steps = np.maximum(exponents - precision, lowest)  # exponents of the floats' spacing there
         whole = np.ldexp(significands, exponents - steps)
         return bool((whole == np.floor(whole)).all() and (exponents - 1 <= highest).all())
+
+    @property
+    def has_bytes(self) -> bool:
+        return len(self.table) < 256
 
     @property
     def rounds_in_float32(self) -> bool:

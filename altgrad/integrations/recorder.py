@@ -11,7 +11,6 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +27,7 @@ from altgrad.config.params import GridSettings
 from altgrad.config.schema import Divergence, MonitorSettings
 from altgrad.config.tasks import HISTORY
 from altgrad.diagnostics.diagnose import SCHEMA
+from altgrad.formats import definition
 from altgrad.model import layer_recipe, linear_layers, matrix_of, virtual_weight
 from altgrad.optim import ArmOptimizer
 from altgrad.training import machine
@@ -268,7 +268,7 @@ def _settings(model: nn.Module, optimizer: ArmOptimizer, identity: dict[str, Any
     return {
         "key": cell_key(*identity.values()), **identity,
         "rules": [rule.model_dump(mode="json") for rule in rules],
-        "formats": {fmt.name: asdict(fmt) for fmt in used},
+        "formats": {fmt.name: definition(fmt) for fmt in used},
         "arm": arm | {"lr": arm["lr"] / identity["lr_scale"]},
         "model": {"class": type(model).__name__, "parameters": sum(p.numel() for p in model.parameters())},
         "train": {"steps": steps},

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from altgrad.formats import FloatFormat, Format, get_format
+from altgrad.formats.tables import TableFormat
 from altgrad.numerics.constants import COUNT, FLOAT32_MANTISSA, MAX, SPACING, ULPS, ZERO_PLACE, table_of
 from altgrad.numerics.eager import map_elements
 from altgrad.numerics.quantization import quantize, require_holds
@@ -52,6 +53,7 @@ def _encode(x: Tensor, fmt: Format) -> Tensor:
         if fmt.signed:
             codes = codes + fmt.sign_code * torch.signbit(on_grid)
     else:
+        assert isinstance(fmt, TableFormat)
         codes = torch.tensor(fmt.codes, device=x.device)[_place(finite, fmt)]
     if fmt.inf_code is not None:
         codes = torch.where(x.isinf(), fmt.inf_code + (1 << fmt.bits - 1) * torch.signbit(x), codes)
@@ -200,8 +202,8 @@ def _magnitude_code(on_grid: Tensor, fmt: FloatFormat) -> Tensor:
 def coordinate(x: Tensor, constants: Tensor) -> Tensor:
     """Return the signed place of each value on the grid: the real-valued extension of `rung`.
 
-    A representable value has its rung as coordinate; values to which no float32 is rounded do not count. Between two representable values the coordinate grows linearly, by
-    one per spacing. Beyond the largest value it goes on with the spacing of the top binade.
+    A representable value has its rung as coordinate; values to which no float32 is rounded do not count. Between two
+    representable values the coordinate grows linearly, by one per spacing. Beyond the largest value it goes on with the spacing of the top binade.
 
     Args:
         x: float32, any shape.

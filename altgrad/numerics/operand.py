@@ -33,7 +33,7 @@ from altgrad.numerics.operand_definition import (
     rotate_by_tensors,
 )
 from altgrad.numerics.operators import has_loops, quantize_by_operator
-from altgrad.numerics.scaling import amax, amax_from_history, scale_rule, scaling_amax
+from altgrad.numerics.scaling import amax, amax_from_history, rms, scale_rule, scaling_amax
 
 
 class Quantized(NamedTuple):
@@ -64,6 +64,7 @@ def quantize_operand(
     dim: int = 1,
     scale_format: str = "float32",
     scale_rounding: str = "rceil",
+    statistic: str = "amax",
     dtype: torch.dtype = torch.bfloat16,
     overwrite: bool = False,
     first: int = 0,
@@ -97,6 +98,8 @@ def quantize_operand(
         scale_format: ``float32``, ``E8M0`` for powers of two, or for blocks and tiles another format, whose constants
             ``constants`` hold too.
         scale_rounding: how to round to a power of two, as in `compute_scale`; ``4/6`` for two levels.
+        statistic: what a scale of one level brings to the format's target: ``amax``, the largest magnitude, or ``rms``,
+            the root of the mean square. A history overrides either.
         dtype: dtype of the values. float8 for E4M3 and E5M2; a kernel stores it by columns if ``dim`` is 0.
             float4_e2m1fn_x2 for E2M1 with two-level scales in E4M3, blocks or tiles of 16.
         overwrite: write the values over ``x`` if it has their dtype. Without loops or kernels ``x`` stays as it is.
@@ -115,16 +118,19 @@ def quantize_operand(
         x = x.float()
     block = block_code(granularity, block)
     rule = scale_rule(scale_format, scale_rounding, granularity)
+    if statistic == "rms" and history is None and block == ONE_SCALE:
+        history, method = rms(x).unsqueeze(0), "most-recent"
     of_floats = table_of(constants) is None
-    by_kernels = of_floats and takes_kernels(x, dtype, block, stream is not None)
+    by_kernels = of_floats and statistic == "amax" and takes_kernels(x, dtype, block, stream is not None)
     if rotate and not by_kernels:
         x, rotate, overwrite = rotate_rows(x), False, True
     codes = has_codes(block, dtype)
     # Loops and tensor operations make bfloat16, cast to float8 at the end, unless block scales are returned beside it.
     made_in = torch.bfloat16 if dtype.itemsize == 1 and not (by_kernels or codes) else dtype
     how: dict[str, Any] = {"block": block, "dim": dim, "rule": rule, "dtype": made_in, "first": first, "stream": stream}
-    # The loops support neither codes nor a history of rows, and formats with a table to nearest alone.
-    refused = codes or (history is not None and block == ROWS) or not (of_floats or stream is None)
+    # The loops support neither codes nor a history of rows, nor an rms of parts; formats with a table to nearest alone.
+    of_parts = block != ONE_SCALE and statistic == "rms"
+    refused = codes or of_parts or (history is not None and block == ROWS) or not (of_floats or stream is None)
     found: tuple[Tensor, ...]
     if has_loops(x) and loops_take(constants) and not refused:
         how |= {"method": method, "learns": learns, "overwrite": overwrite}
@@ -142,7 +148,7 @@ def quantize_operand(
             how |= {"overwrite": overwrite, "signs": signs_on(x.device) if rotate else None}
             found = quantize_by_operator(stored, constants, known, **how)
         else:
-            found = quantize_by_tensors(stored, constants, remembered, **how)
+            found = quantize_by_tensors(stored, constants, remembered, **how, statistic=statistic)
         if history is not None and largest is not None:
             learn(history, largest, learns)
     if dtype == PACKED:

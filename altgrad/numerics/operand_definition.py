@@ -14,7 +14,7 @@ from altgrad.numerics.compile_utils import materialized
 from altgrad.numerics.constants import FLOAT32_RULE, NAN_CODE, NO_PLACE, SPACING, TWO_LEVEL, ULPS, table_of
 from altgrad.numerics.philox import uniform
 from altgrad.numerics.rounding import round_to_grid, round_to_grid_stochastic
-from altgrad.numerics.scaling import amax, scale_by_constants, scale_rule, scaling_amax, update_amax_history
+from altgrad.numerics.scaling import amax, measured, scale_by_constants, scale_rule, scaling_amax, update_amax_history
 from altgrad.numerics.two_level import element_scale, per_element, scales_of_both_levels
 
 FLOAT8 = {"E4M3": torch.float8_e4m3fn, "E5M2": torch.float8_e5m2}  # formats that FP8 hardware multiplies
@@ -76,7 +76,7 @@ def packed_shape(rows: int, columns: int, dim: int) -> tuple[int, int]:
 def operand_scale(
     x: Tensor, constants: Tensor, remembered: Tensor | None = None, *,
     granularity: str = "tensor", block: int = 32, dim: int = 1,
-    scale_format: str = "float32", scale_rounding: str = "rceil",
+    scale_format: str = "float32", scale_rounding: str = "rceil", statistic: str = "amax",
 ) -> Tensor:  # fmt: skip
     """Return the scale that `quantize_operand` multiplies ``x`` with, float32, broadcastable to ``x``.
 
@@ -87,15 +87,16 @@ def operand_scale(
     if rule >= TWO_LEVEL:
         scales = scales_of_both_levels(x, amax(x, **options), constants, remembered, rule, **options)
         return per_element(element_scale(*scales), x.shape, **options)
-    scale = _scales(x, constants, remembered, rule, **options)
+    scale = _scales(x, constants, remembered, rule, **options, statistic=statistic)
     return per_element(scale, x.shape, **options) if granularity in ("block", "tile") else scale
 
 
 def _scales(
-    x: Tensor, constants: Tensor, remembered: Tensor | None, rule: int, *, granularity: str, block: int, dim: int
-) -> Tensor:
+    x: Tensor, constants: Tensor, remembered: Tensor | None, rule: int, *, granularity: str, block: int, dim: int,
+    statistic: str = "amax",
+) -> Tensor:  # fmt: skip
     """Return the scales of one level, one per tensor, row, block or tile."""
-    largest = amax(x, granularity, block=block, dim=dim)
+    largest = measured(statistic, x, granularity, block=block, dim=dim)
     if granularity in ("tensor", "row"):
         largest = scaling_amax(remembered, largest)
     return scale_by_constants(largest, constants, rule)
@@ -103,7 +104,7 @@ def _scales(
 
 def quantize_by_tensors(
     x: Tensor, constants: Tensor, remembered: Tensor | None, block: int, dim: int, rule: int, dtype: torch.dtype,
-    stream: Tensor | None = None, first: int = 0,
+    stream: Tensor | None = None, first: int = 0, statistic: str = "amax",
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Return the values (n, k) of an operand and its scale; for dtype `PACKED` also the codes of its block scales.
 
@@ -115,6 +116,7 @@ def quantize_by_tensors(
         block, dim, rule: a `block_code`, the dimension of the sum, and a `scale_rule`.
         dtype: dtype of the values. In float8 the values of blocks and tiles are not divided by their scales again.
         stream, first: random numbers for stochastic rounding, from place ``first`` on; None: to nearest even.
+        statistic: ``amax`` or ``rms``, which sets scales of one level.
     """
     options = of_block_code(block) | {"dim": dim}
     if rule >= TWO_LEVEL:
@@ -126,7 +128,7 @@ def quantize_by_tensors(
             codes = torch.where(blocks.isnan(), torch.nan, blocks).to(torch.float8_e4m3fn).view(torch.uint8)
             return _packed(rounded, constants, dim), whole, codes
         return (rounded * per_element(blocks, x.shape, **options)).to(dtype), whole
-    scales = materialized(_scales(x, constants, remembered, rule, **options))
+    scales = materialized(_scales(x, constants, remembered, rule, **options, statistic=statistic))
     scale = scales if block in (ONE_SCALE, ROWS) else per_element(scales, x.shape, **options)
     values = _rounded(x.float() * scale, constants, stream, first)
     if has_scale(block, rule, dtype):

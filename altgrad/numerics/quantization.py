@@ -12,6 +12,7 @@ linear in the incoming gradient, so second derivatives are those of the surround
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,8 +20,8 @@ from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
 from altgrad.formats import Format, get_format
-from altgrad.numerics.compile_utils import converted
 from altgrad.formats.tables import TableFormat
+from altgrad.numerics.compile_utils import converted
 from altgrad.numerics.constants import MAX, format_constants, packed_constants, table_of
 from altgrad.numerics.eager import PIECE, InPlaceRounder, map_chunks
 from altgrad.numerics.rounding import OVERFLOW_POLICIES, ROUNDING_MODES, round_float64, round_to_grid
@@ -127,8 +128,7 @@ class _Plan(NamedTuple):
             if constants is None and isinstance(self.fmt, TableFormat):
                 constants = format_constants(self.fmt, x.device)
             if constants is not None and table_of(constants) is not None:
-                table = constants
-                return map_chunks(x, scale, lambda work: work.copy_(round_to_grid(work, table)))
+                return map_chunks(x, scale, partial(_round_by_table, constants))
             packed = packed_constants(_known(self.fmt)) if constants is None else constants.tolist()
             return map_chunks(x, scale, InPlaceRounder(packed))
         wide = x if x.dtype == torch.float64 else x.float()
@@ -164,6 +164,10 @@ class _Plan(NamedTuple):
 
     def _round_in_place(self, work: Tensor) -> None:
         work.copy_(self._round(work))
+
+
+def _round_by_table(constants: Tensor, work: Tensor) -> None:
+    work.copy_(round_to_grid(work, constants))
 
 
 def _known(fmt: Format | None) -> Format:

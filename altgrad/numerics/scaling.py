@@ -28,10 +28,13 @@ Block scales in any other format stand under a float32 scale of the tensor: `two
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from altgrad.formats import SCALE_FORMATS, Format, get_format
+from altgrad.formats.format import STATISTICS
 from altgrad.numerics.codes import decode, encode
 from altgrad.numerics.constants import (
     FLOAT32_RULE,
@@ -80,15 +83,39 @@ def amax(x: Tensor, granularity: str = "tensor", *, block: int = 32, dim: int = 
     if granularity == "row":
         return magnitude.amax(dim=dim, keepdim=True).to(wide)
     for along in (-2, -1) if granularity == "tile" else (dim,):
-        magnitude = _largest_of_blocks(magnitude, block, along)
+        magnitude = _in_blocks(magnitude, block, along, torch.amax)
     return magnitude.to(wide)
 
 
-def _largest_of_blocks(magnitude: Tensor, block: int, dim: int) -> Tensor:
-    magnitude = magnitude.movedim(dim, -1)
-    padding = -magnitude.shape[-1] % block
-    magnitude = torch.nn.functional.pad(magnitude, (0, padding))
-    return magnitude.unflatten(-1, (-1, block)).amax(dim=-1).movedim(-1, dim)
+def rms(x: Tensor, granularity: str = "tensor", *, block: int = 32, dim: int = -1) -> Tensor:
+    """Return the roots of the mean squares of a tensor's parts, as `amax` returns their largest magnitudes.
+
+    Sums are in float64, so that results on different devices rarely differ, and then in the last bit.
+    """
+    require_choice("granularity", granularity, GRANULARITIES)
+    squares = x.detach().double().square()
+    if granularity == "tensor":
+        mean = squares.mean() if squares.numel() else squares.sum()
+    elif granularity == "row":
+        mean = squares.mean(dim=dim, keepdim=True)
+    else:
+        counts = torch.ones_like(squares)
+        for along in (-2, -1) if granularity == "tile" else (dim,):
+            squares, counts = (_in_blocks(t, block, along, torch.sum) for t in (squares, counts))
+        mean = squares / counts
+    return mean.sqrt() if x.dtype == torch.float64 else mean.sqrt().float()
+
+
+def measured(statistic: str, x: Tensor, granularity: str = "tensor", **options: int) -> Tensor:
+    """Return the `amax` or the `rms` of ``x``, whichever ``statistic`` names; a scale brings it to its target."""
+    require_choice("statistic", statistic, STATISTICS)
+    return (rms if statistic == "rms" else amax)(x, granularity, **options)
+
+
+def _in_blocks(t: Tensor, block: int, dim: int, reduce: Callable[..., Tensor]) -> Tensor:
+    t = t.movedim(dim, -1)
+    t = torch.nn.functional.pad(t, (0, -t.shape[-1] % block))
+    return reduce(t.unflatten(-1, (-1, block)), dim=-1).movedim(-1, dim)
 
 
 def broadcast_scale(scale: Tensor, length: int, *, block: int = 32, dim: int = -1) -> Tensor:

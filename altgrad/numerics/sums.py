@@ -16,7 +16,7 @@ from altgrad.numerics import loops, rounding
 from altgrad.numerics.constants import MAX, SPACING, TWO_LEVEL, scale_constants, table_of
 from altgrad.numerics.operand_definition import operand_scale
 from altgrad.numerics.rounding import grid_spacing, overflows, power_of_two, round_to_grid
-from altgrad.numerics.scaling import HIGHEST, LOWEST, amax, scale_by_constants, scale_rule
+from altgrad.numerics.scaling import HIGHEST, LOWEST, amax, measured, scale_by_constants, scale_rule
 from altgrad.numerics.two_level import element_scale, scales_of_both_levels
 
 SOURCE = Path(__file__).with_name("cpu") / "sums.cpp"
@@ -73,6 +73,7 @@ def magnitudes(x: Tensor) -> Magnitudes:
 def rounding_sums(
     x: Tensor, constants: Tensor, remembered: Tensor | None = None, *,
     granularity: str = "tensor", block: int = 32, scale_format: str = "float32", scale_rounding: str = "rceil",
+    statistic: str = "amax",
 ) -> tuple[Magnitudes, RoundingSums]:  # fmt: skip
     """Return the `Magnitudes` and `RoundingSums` of ``x``. Elements that are not finite do not affect the scales.
 
@@ -82,13 +83,14 @@ def rounding_sums(
         remembered: the amax (0-d float32) that sets the one scale, as in `quantize_operand`.
         granularity, block, scale_format, scale_rounding: as in `quantize_operand`, with ``dim`` 1.
     """
-    if granularity == "tensor" and has_loops(x, constants):
+    if granularity == "tensor" and statistic == "amax" and has_loops(x, constants):
         known, rule = constants[:0] if remembered is None else remembered, scale_rule(scale_format, scale_rounding)
         numbers = torch.ops.altgrad.one_scale_sums(x, constants, known, rule).tolist()
         return _magnitudes(numbers[:4]), _rounding(numbers[4], 1, numbers[5:])
     scale = operand_scale(
         torch.where(x.isfinite(), x, 0), constants, remembered,
         granularity=granularity, block=block, scale_format=scale_format, scale_rounding=scale_rounding,
+        statistic=statistic,
     )  # fmt: skip
     by = torch.ops.altgrad.rounding_sums if has_loops(x, constants) else rounding_sums_by_tensors
     return magnitudes(x), _rounding(scale.median().item(), scale.numel(), by(x, constants, scale).tolist())
@@ -174,7 +176,7 @@ class BlockStatistics(NamedTuple):
 
 def block_statistics(
     x: Tensor, constants: Tensor, *, block: int, granularity: str = "block", scale_format: str = "E8M0",
-    scale_rounding: str = "rceil",
+    scale_rounding: str = "rceil", statistic: str = "amax",
 ) -> BlockStatistics:  # fmt: skip
     """Return the `BlockStatistics` of ``x`` (n, k), float, whose blocks lie along its rows. Inf and NaN count as 0.
 
@@ -191,7 +193,7 @@ def block_statistics(
         scale = element_scale(whole, scales)
         at_limit = scales == scale_constants(constants)[SPACING]
     else:
-        scale = scale_by_constants(largest, constants, rule)
+        scale = scale_by_constants(measured(statistic, x, dim=1, **options), constants, rule)
         at_limit = (scale == LOWEST) | (scale == HIGHEST)
     filled, count = largest > 0, largest.numel()
     present = int(filled.sum())

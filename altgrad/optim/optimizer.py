@@ -139,7 +139,8 @@ class ArmOptimizer(Resumable):
             stiff = self._stiffness[p] = None if arm.stiffness is None else Stiffness(
                 grid.format, arm.stiffness, arm.foreign, knee=arm.knee, slope=arm.slope
             ).to(p.device)  # fmt: skip
-            if any(table_of(t) is not None for t in (grid.constants, stiff and stiff.constants) if t is not None):
+            spaced_by = [grid.constants] if stiff is None else [grid.constants, stiff.constants]
+            if any(table_of(constants) is not None for constants in spaced_by):
                 continue  # neither loops nor kernels read the spacing of a table
             if stiff is not None and update_gpu.available(arm, p, grid, names):
                 self._loops[p] = update_gpu.Kernels(arm, grid, stiff, self._waiting)

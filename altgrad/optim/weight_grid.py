@@ -111,7 +111,7 @@ class WeightGrid:
     @property
     def has_bytes(self) -> bool:
         """Whether `to_stored` returns uint8 codes of `encode_operand`, as the C++ loops read them."""
-        return self.refinement == 1 and self.format.bits <= 8
+        return self.refinement == 1 and self.format.has_bytes
 
     def _no_weight(self) -> Tensor:
         return torch.ones(1, 1, dtype=torch.float32, device=self.device)

@@ -28,7 +28,7 @@ from ruamel.yaml import YAML
 from altgrad.config.cell import Cell
 from altgrad.config.params import validated
 from altgrad.config.tasks import ON_TEST
-from altgrad.formats import Format, format_names, get_format
+from altgrad.formats import format_names, from_definition, get_format
 from altgrad.metrics import METRICS
 from altgrad.reporting.anomalies import Case, sentences
 from altgrad.reporting.load import IDENTITY, MISSING, Study
@@ -181,7 +181,7 @@ def settings(cell: dict[str, Any]) -> str:
     else:  # another program's, which has no defaults here
         kept = {name: value for name, value in cell.items() if name not in left_out}
     known = {name: get_format(name) for name in format_names()}
-    formats = {name: fields for name, fields in cell["formats"].items() if known.get(name) != Format(**fields)}
+    formats = {name: fields for name, fields in cell["formats"].items() if known.get(name) != from_definition(fields)}
     yaml, text = YAML(typ="safe"), io.StringIO()
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment] # ruamel.yaml says None
     yaml.dump({name: value for name, value in (kept | {"formats": formats}).items() if value}, text)

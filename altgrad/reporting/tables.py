@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from altgrad.config.tasks import ON_TEST, TITLES
-from altgrad.formats import SCALE_FORMATS, Format
+from altgrad.formats import SCALE_FORMATS, FloatFormat, Format, from_definition
 from altgrad.reporting import optimizer_roles as roles
 from altgrad.reporting.compare import Comparison, at_best, memory
 from altgrad.reporting.decision_rule import IDENTICAL, INCONCLUSIVE, LEVEL, UNTESTED, Result
@@ -37,6 +37,12 @@ SPECIALS_IN_WORDS = {
     "fnuz": "only 0x80 is NaN, no −0",
     "p3109": "0x80 is NaN, top code is ±Inf",
 }
+
+
+def _of_bits(fmt: Format) -> list[str]:
+    if not isinstance(fmt, FloatFormat):
+        return [NONE, NONE]
+    return [f"{fmt.exponent_bits}/{fmt.mantissa_bits}", number(fmt.bias, 0)]
 
 
 def heads(delta: str) -> list[Column]:
@@ -132,7 +138,7 @@ def formats_table(study: Study) -> Table | None:
     formats: dict[str, Format] = {}
     used = set()
     for cell in study.resolved.values():
-        formats |= {name: Format(**fields) for name, fields in cell["formats"].items() if name not in formats}
+        formats |= {name: from_definition(fields) for name, fields in cell["formats"].items() if name not in formats}
         used |= {
             (spec["format"], role) for rule in every_rule(cell) for role in ROLES
             if (spec := rule[role]) is not None and not spec.get("virtual")
@@ -145,12 +151,12 @@ def formats_table(study: Study) -> Table | None:
         words("top codes"), words("used for"),
     ]  # fmt: skip
     rows = [[
-        f"**{fmt.name}**", f"{fmt.exponent_bits}/{fmt.mantissa_bits}", number(fmt.bias, 0),
+        f"**{fmt.name}**", *_of_bits(fmt),
         significant(fmt.max, 6), significant(fmt.min_normal, 5), significant(fmt.min_subnormal, 5),
         number(fmt.binades, 1), NONE if fmt.half_step is None else f"{100 * fmt.half_step:.3g} %",
-        integer(len(fmt.values)), SPECIALS_IN_WORDS[fmt.specials],
+        integer(len(fmt.values)), SPECIALS_IN_WORDS[fmt.specials] if isinstance(fmt, FloatFormat) else fmt.rule,
         listed([role for role in ROLES if (fmt.name, role) in used]),
-    ] for fmt in sorted(formats.values(), key=lambda fmt: (fmt.bits, fmt.exponent_bits, fmt.name))]  # fmt: skip
+    ] for fmt in sorted(formats.values(), key=lambda fmt: (fmt.bits, getattr(fmt, "exponent_bits", fmt.bits), fmt.name))]  # fmt: skip
     note = (
         "Before scaling. Worst rounding: largest relative error of a normal value, 2^-(M+1). Binades: log2 of the "
         "largest over the smallest positive value."

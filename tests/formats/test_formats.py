@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from altgrad.formats import Format, UnknownFormatError, get_format
+from altgrad.formats import FloatFormat, UnknownFormatError, get_format
 from altgrad.numerics.reference import decode_scalar, largest_code, magnitude_of_code
 from tests.numerics.numerics_oracles import FORMATS, gfloat_format, name_of
 
@@ -167,11 +167,11 @@ def test_unknown_names_are_refused_with_near_matches(name, hint):
 def test_invalid_fields_are_named(field, change):
     fields = {"name": "mine", "exponent_bits": 4, "mantissa_bits": 3, "bias": None, "specials": "finite"}
     with pytest.raises(ValueError, match=rf"^{field}: "):
-        Format(**fields | change)
+        FloatFormat(**fields | change)
 
 
 def test_the_bias_may_be_set_and_a_name_is_a_string():
-    assert Format("mine", 4, 3).bias == 7
-    np.testing.assert_array_equal(Format("mine", 4, 3, bias=9).values, Format("mine", 4, 3).values / 4)
+    assert FloatFormat("mine", 4, 3).bias == 7
+    np.testing.assert_array_equal(FloatFormat("mine", 4, 3, bias=9).values, FloatFormat("mine", 4, 3).values / 4)
     with pytest.raises(TypeError, match="name"):
         get_format(8)

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from altgrad.formats import Format, get_format
+from altgrad.formats import FloatFormat, get_format
 from altgrad.numerics import quantize
 from tests.howto.conftest import Sources, blocks
 
@@ -50,7 +50,7 @@ def test_it_rounds_as_its_definition_says(project, name) -> None:
 
 def test_a_second_rounding_errs_no_more_than_a_single_one(project) -> None:
     (round_float64,) = [loaded(project.folder / "altgrad/numerics/rounding.py").round_float64]
-    finer, fmt = Format("finer", exponent_bits=5, mantissa_bits=8), get_format("E4M3")
+    finer, fmt = FloatFormat("finer", exponent_bits=5, mantissa_bits=8), get_format("E4M3")
     x = torch.linspace(-8, 8, 100_001, dtype=torch.float64)
     once, twice = quantize(x, fmt), quantize(round_float64(x, finer, "odd", "saturate"), fmt)
     assert torch.equal(once, twice) and not torch.equal(once, quantize(quantize(x, finer), fmt))

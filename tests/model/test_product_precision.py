@@ -16,7 +16,7 @@ from torch._inductor.compile_fx import compile_fx
 from torch._inductor.fx_passes import joint_graph
 from torch.nn.functional import cross_entropy
 
-from altgrad.formats import Format, format_names, get_format
+from altgrad.formats import FloatFormat, Format, format_names, get_format
 from altgrad.model import LayerRecipe, QuantizedLinear, TensorRecipe, hardware
 from altgrad.model.quantized.linear import exact_in_bfloat16
 
@@ -39,9 +39,9 @@ def layer_of(master: Tensor, **recipe: object) -> QuantizedLinear:
 TWO_LEVEL = TensorRecipe(format="E3M4", granularity="block", block=16, scale="E4M3")
 # Last significand, smallest value and largest value inside and outside of bfloat16's: 8 bits, 2^-133 and 2^128.
 EDGES = [
-    *[(Format("significand", 4, m, bias=0), m <= 7) for m in (6, 7, 8, 9)],
-    *[(Format("smallest", 4, 7, bias=bias), bias <= 127) for bias in (126, 127, 128)],
-    *[(Format("largest", 4, 2, bias=bias), bias >= -112) for bias in (-111, -112, -113)],
+    *[(FloatFormat("significand", 4, m, bias=0), m <= 7) for m in (6, 7, 8, 9)],
+    *[(FloatFormat("smallest", 4, 7, bias=bias), bias <= 127) for bias in (126, 127, 128)],
+    *[(FloatFormat("largest", 4, 2, bias=bias), bias >= -112) for bias in (-111, -112, -113)],
 ]
 
 

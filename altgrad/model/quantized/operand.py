@@ -157,6 +157,8 @@ def _amax_over_ranks(
 
     Return ``None`` if each scale covers one row or a block in it. ``history`` holds earlier steps and learns this step.
     """
+    if scaling.options.get("statistic") == "rms":
+        raise NotImplementedError("scale_to: an rms is of the rows of one process; name a target for the amax")
     granularity = scaling.options["granularity"]
     in_groups = granularity in ("block", "tile")
     two_level = in_groups and scaling.options["scale_format"] not in SCALE_FORMATS

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from altgrad.config.recipe import last_matching
-from altgrad.formats import Format
+from altgrad.formats import Format, from_definition
 from altgrad.reporting.compare import Comparison, at_best, in_order, late, of_completed, per_layer
 from altgrad.reporting.figures import in_report
 from altgrad.reporting.figures.style import Look, drawing, legend, looks, panels, save, tiles
@@ -162,7 +162,7 @@ def weight_format(study: Study, name: str, layers: Iterable[str]) -> tuple[Forma
     if not used:
         return None
     most = Counter(used.values()).most_common(1)[0][0]
-    return Format(**study.entry(name)["formats"][most]), [layer for layer, fmt in used.items() if fmt == most]
+    return from_definition(study.entry(name)["formats"][most]), [layer for layer, fmt in used.items() if fmt == most]
 
 
 def relative_histogram(rows: pd.DataFrame, amax: pd.Series) -> np.ndarray:
@@ -186,26 +186,27 @@ def relative_histogram(rows: pd.DataFrame, amax: pd.Series) -> np.ndarray:
 def significant_bits(fmt: Format, binades: np.ndarray) -> np.ndarray:
     """Return the significant bits of the format at ``scale_target * 2^binades``, for ``binades`` <= 0.
 
-    They are M + 1 in the normal range, and a bit less for each binade below it, to 0 where values round to zero.
+    They are one more than log2 of the values in the binade. In a float format they are M + 1 in the normal range, and a
+    bit less for each binade below it, to 0 where values round to zero.
     """
-    exponent = np.floor(np.log2(fmt.scale_target) + binades)
-    lowest = fmt.emin - fmt.mantissa_bits  # exponent of the smallest subnormal
-    return np.clip(exponent - lowest + 1, 0, fmt.mantissa_bits + 1)
+    magnitude = 2.0 ** np.floor(np.log2(fmt.scale_target) + binades)
+    return (np.log2(magnitude / fmt.spacing(magnitude)) + 1).clip(min=0)
 
 
 def _format_panel(axis: Axes, look: Look, fmt: Format, shares: np.ndarray) -> None:
     edges = LOWEST + np.arange(len(shares) + 1) / BINS_PER_BINADE
     target = np.log2(fmt.scale_target)
-    normal = fmt.emin - target if fmt.min_normal else 0.0
-    subnormal = fmt.emin - fmt.mantissa_bits - 1 - target  # half of the smallest: below it lies zero
+    normal = np.log2(fmt.min_normal) - target if fmt.min_normal else 0.0
+    subnormal = np.log2(fmt.smallest / 2) - target  # below half of the smallest value lies zero
     axis.axvspan(max(normal, LOWEST), 0, color="#cfe3f3", zorder=0)
     axis.axvspan(max(subnormal, LOWEST), max(normal, LOWEST), color="#e9f2f9", zorder=0)
     axis.stairs(100 * shares, edges, fill=True, color=look.color, alpha=0.85, zorder=2)
     axis.grid(axis="x", visible=False)
     axis.set(xlim=(LOWEST, 0.25), xticks=range(-15, 1, 5))
     bits = axis.twinx()
-    bits.stairs(significant_bits(fmt, edges[:-1]), edges, baseline=None, color="black", linewidth=1.1)
-    bits.set_ylim(0, max(9.5, fmt.mantissa_bits + 2))
+    significant = significant_bits(fmt, edges[:-1])
+    bits.stairs(significant, edges, baseline=None, color="black", linewidth=1.1)
+    bits.set_ylim(0, max(9.5, significant.max() + 1))
     bits.tick_params(labelsize=7)
     bits.spines["right"].set_visible(True)
     bits.grid(False)
