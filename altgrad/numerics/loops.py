@@ -29,7 +29,7 @@ from types import ModuleType
 import torch
 
 from altgrad.common.threads import processor_line
-from altgrad.numerics import constants, philox
+from altgrad.numerics import constants, rounding
 from altgrad.numerics.compile_utils import constant_in_graphs
 
 HEADERS = Path(__file__).with_name("cpu")
@@ -76,9 +76,9 @@ NUMERICS = "".join([
     enumeration("learns", constants.LEARNS),
     enumeration("scale_rule", (*constants.SCALE_RULES, "two_level", "four_over_six")),  # the last: TWO_LEVEL and on
     of_module("codes", constants, "NAN_CODE"),
-    of_module("philox", philox, "BITS LANES ROUNDS"),
-    numbers("philox", {f"multiplier{i}": value for i, value in enumerate(philox.MULTIPLIERS)}),
-    numbers("philox", {f"weyl{i}": value for i, value in enumerate(philox.WEYL)}),
+    of_module("philox", rounding, "BITS LANES ROUNDS"),
+    numbers("philox", {f"multiplier{i}": value for i, value in enumerate(rounding.MULTIPLIERS)}),
+    numbers("philox", {f"weyl{i}": value for i, value in enumerate(rounding.WEYL)}),
 ])  # fmt: skip
 
 

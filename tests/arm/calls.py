@@ -21,7 +21,7 @@ from altgrad.formats import get_format
 from altgrad.numerics import format_constants
 from altgrad.numerics.constants import HADAMARD_SIGNS, SCALE_RULES, TWO_LEVEL
 from altgrad.numerics.ms_eden import ms_eden
-from altgrad.numerics.operators import quantize_by_operator
+from altgrad.numerics.operand import quantize_by_operator
 from altgrad.optim import Arm
 from tests.optim.arms import make, normal_weights
 from tests.optim.test_loops import CASES, arm_named
