@@ -21,6 +21,7 @@ from altgrad.optim import Arm, ArmOptimizer, FormatManifold, build_optimizer, st
 def test_a_format_has_numbers() -> None:
     e3m4 = get_format("E3M4")
     assert_type(e3m4, Format)
+    assert isinstance(e3m4, FloatFormat)
     assert_type(e3m4.bias, int)
     assert_type(e3m4.emin + e3m4.bits, int)
     assert_type(e3m4.max, float)

@@ -20,8 +20,8 @@ from altgrad.numerics import format_constants, quantize_operand, scale_rule
 from altgrad.numerics.compile_utils import compile_apart
 from altgrad.numerics.gpu_launch import takes_kernels
 from altgrad.numerics.ms_eden import random_signs, rotated_ms_eden
+from altgrad.numerics.operand import quantize_by_operator
 from altgrad.numerics.operand_definition import PACKED, block_code, quantize_by_tensors
-from altgrad.numerics.operators import quantize_by_operator
 
 CALLS = 10
 COPY = "copy"

@@ -125,7 +125,7 @@ def _facts(fmt: Format) -> str:
     ]
     if isinstance(fmt, TableFormat):
         facts[1:3] = [("smallest positive", _number(fmt.smallest)), ("rounding", fmt.rule)]
-    elif fmt.exponent_bits:
+    elif isinstance(fmt, FloatFormat) and fmt.exponent_bits:
         facts.append(("bias", f"{fmt.bias}; another one changes nothing under a float32 scale that follows the tensor"))
     return "\n".join(f"{name:<24}{value}" for name, value in facts)
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -39,11 +39,17 @@ class Format(ABC):
     """
 
     name: str
-    bits: int
-    nan_code: int | None
-    inf_code: int | None
-    has_negative_zero: bool
     scale_to: float | str
+    if TYPE_CHECKING:  # a kind has them as fields or as properties
+
+        @property
+        def bits(self) -> int: ...
+        @property
+        def nan_code(self) -> int | None: ...
+        @property
+        def inf_code(self) -> int | None: ...
+        @property
+        def has_negative_zero(self) -> bool: ...
 
     @property
     @abstractmethod
@@ -191,7 +197,8 @@ class Format(ABC):
         """
         x = np.asarray(x, np.float64)
         above = np.where(x < 0, np.searchsorted(self.values, x, "left"), np.searchsorted(self.values, x, "right"))
-        return np.diff(self.values)[np.clip(above - 1, 0, len(self.values) - 2)]
+        steps: np.ndarray = np.diff(self.values)[np.clip(above - 1, 0, len(self.values) - 2)]
+        return steps
 
 
 def scale_target_of(scale_to: float | str, largest: float) -> tuple[float, str]:

@@ -87,7 +87,7 @@ def get_format(name: str | Format) -> Format:
 
 
 def definition(fmt: Format) -> dict[str, Any]:
-    """Return what `from_definition` needs to make ``fmt``, for a JSON file: of a `TableFormat` with a name, the name."""
+    """Return what `from_definition` makes ``fmt`` of, for a JSON file: of a table with a name, that name alone."""
     if fmt.name in TABLES and named_table(fmt.name) == fmt:
         return {"name": fmt.name}
     fields: dict[str, Any] = asdict(fmt)  # type: ignore[call-overload] # both kinds are dataclasses

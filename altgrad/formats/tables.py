@@ -132,8 +132,7 @@ def posit(code: int, bits: int, exponent_bits: int) -> Fraction:
     run = len(text) - len(text.lstrip(text[0]))
     regime = run - 1 if text[0] == "1" else -run
     exponent, fraction = (text[run + 1 :] + "0" * exponent_bits)[:exponent_bits], text[run + 1 + exponent_bits :]
-    scale = regime * 2**exponent_bits + int(exponent or "0", 2)
-    return _binary("1", fraction) * Fraction(2) ** scale
+    return _binary("1" + fraction, regime * 2**exponent_bits + int(exponent or "0", 2))
 
 
 def takum(code: int, bits: int) -> Fraction:
@@ -143,11 +142,13 @@ def takum(code: int, bits: int) -> Fraction:
     length = prefix if direction else 7 - prefix
     tail = text[4:].ljust(length, "0")
     characteristic = int(tail[:length] or "0", 2) + (2**length - 1 if direction else 1 - 2 ** (length + 1))
-    return _binary("1", tail[length:]) * Fraction(2) ** characteristic
+    return _binary("1" + tail[length:], characteristic)
 
 
-def _binary(whole: str, fraction: str) -> Fraction:
-    return Fraction(int(whole + fraction, 2), 2 ** len(fraction))
+def _binary(digits: str, exponent: int) -> Fraction:
+    """Return the number with these binary digits, the point behind the first, times 2^exponent."""
+    places = exponent - len(digits) + 1
+    return int(digits, 2) * (Fraction(2**places) if places >= 0 else Fraction(1, 2**-places))
 
 
 def _tapered(name: str, value: Callable[[int, int], Fraction]) -> TableFormat:
@@ -277,7 +278,7 @@ _NF4 = (
 
 def _map(name: str, numbers: Iterable[float]) -> TableFormat:
     values = np.array(sorted(numbers), np.float32)
-    limits = [_first_up(*pair) for pair in pairwise(values)]
+    limits = [float(_first_up(*pair)) for pair in pairwise(values)]
     rule = "nearest in float32, ties to the larger value"
     return _table(name, values, limits, range(len(values)), int(np.log2(len(values))), rule)
 

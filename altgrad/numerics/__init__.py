@@ -8,14 +8,15 @@ from altgrad.numerics.codes import at_coordinate, coordinate, decode, encode, ne
 from altgrad.numerics.constants import format_constants, refined_constants, refined_format
 from altgrad.numerics.operand import decode_operand, encode_operand, quantize_operand, rotate_rows
 from altgrad.numerics.operand_definition import operand_scale
-from altgrad.numerics.philox import permutation, uniform
 from altgrad.numerics.quantization import quantize
 from altgrad.numerics.rounding import (
     OVERFLOW_POLICIES,
     ROUNDING_MODES,
     grid_spacing,
+    permutation,
     round_to_grid,
     round_to_grid_stochastic,
+    uniform,
 )
 from altgrad.numerics.scaling import (
     amax,

@@ -203,7 +203,8 @@ def coordinate(x: Tensor, constants: Tensor) -> Tensor:
     """Return the signed place of each value on the grid: the real-valued extension of `rung`.
 
     A representable value has its rung as coordinate; values to which no float32 is rounded do not count. Between two
-    representable values the coordinate grows linearly, by one per spacing. Beyond the largest value it goes on with the spacing of the top binade.
+    representable values the coordinate grows linearly, by one per spacing. Beyond the largest value it goes on with the
+    last spacing.
 
     Args:
         x: float32, any shape.

@@ -37,6 +37,13 @@ FLOAT32_RULE = SCALE_RULES.index("float32")
 TWO_LEVEL, FOUR_OVER_SIX = len(SCALE_RULES), len(SCALE_RULES) + 1
 HADAMARD_SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)  # Transformer Engine's and torchao's
 
+# Of Philox, which draws random numbers: see `rounding.uniform`.
+BITS = 23  # of randomness: (2 k + 1) / 2^24 is exact in float32 for each of them
+LANES = 16  # blocks side by side: word w of the block in lane l is for place 16 w + l, so that loops need no shuffling
+ROUNDS = 10
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+WEYL = (0x9E3779B9, 0xBB67AE85)  # added to the key's words from round to round
+
 # A float32 whose ulp is one, in the middle of its binade; it is even.
 _EVEN_ANCHOR = 1.5 * 2.0**FLOAT32_MANTISSA
 # The float32 square root of an odd power of two, squared in float32, is that power times 1 - 2^-24.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from altgrad.numerics.compile_utils import constant_in_graphs
-from altgrad.numerics.constants import TWO_LEVEL, scale_constants
+from altgrad.numerics.constants import LANES, TWO_LEVEL, scale_constants
 from altgrad.numerics.operand_definition import (
     FLOAT8,
     ONE_SCALE,
@@ -27,7 +27,6 @@ from altgrad.numerics.operand_definition import (
     rotate_by_tensors,
     scale_shape,
 )
-from altgrad.numerics.philox import LANES
 
 DEVICE = "cuda"
 DTYPES = {torch.float32, torch.bfloat16}

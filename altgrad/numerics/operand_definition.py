@@ -12,8 +12,7 @@ from torch import Tensor
 
 from altgrad.numerics.compile_utils import materialized
 from altgrad.numerics.constants import FLOAT32_RULE, NAN_CODE, NO_PLACE, SPACING, TWO_LEVEL, ULPS, table_of
-from altgrad.numerics.philox import uniform
-from altgrad.numerics.rounding import round_to_grid, round_to_grid_stochastic
+from altgrad.numerics.rounding import round_to_grid, round_to_grid_stochastic, uniform
 from altgrad.numerics.scaling import amax, measured, scale_by_constants, scale_rule, scaling_amax, update_amax_history
 from altgrad.numerics.two_level import element_scale, per_element, scales_of_both_levels
 

@@ -1,8 +1,8 @@
-"""The definition of rounding and codes again, one number at a time, in exact fractions.
+"""The definition of rounding again, one number at a time, in exact fractions.
 
 Slow on purpose and meant to be believed by reading: all values of a format are listed from the definition of a code's
 value, and a number is rounded by looking at the two values that it lies between. Tests compare the vectorised functions
-with these. The two share nothing but `Format`'s fields and flags.
+with these. The two share nothing but `FloatFormat`'s fields and flags.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from bisect import bisect_right
 from fractions import Fraction
 from functools import lru_cache
 
-from altgrad.formats import Format
+from altgrad.formats import FloatFormat, Format
+from altgrad.formats.tables import TableFormat
 
 
-def magnitude_of_code(code: int, fmt: Format) -> Fraction:
+def magnitude_of_code(code: int, fmt: FloatFormat) -> Fraction:
     """Return the value of a magnitude code, as if every code were a number.
 
     Field 0 holds ``m / 2^M * 2^(1 - bias)``, a field e >= 1 ``(1 + m / 2^M) * 2^(e - bias)``. A format without sign and
@@ -28,7 +29,7 @@ def magnitude_of_code(code: int, fmt: Format) -> Fraction:
     return (1 + fraction) * Fraction(2) ** (field - fmt.bias)
 
 
-def largest_code(fmt: Format) -> int:
+def largest_code(fmt: FloatFormat) -> int:
     """Return the magnitude code of the largest finite value."""
     all_ones = 2 ** (fmt.exponent_bits + fmt.mantissa_bits) - 1
     if fmt.specials in ("fn", "p3109"):  # the all-ones magnitude is NaN or Inf
@@ -39,7 +40,7 @@ def largest_code(fmt: Format) -> int:
 
 
 @lru_cache(maxsize=8)
-def grid(fmt: Format) -> tuple[Fraction, ...]:
+def grid(fmt: FloatFormat) -> tuple[Fraction, ...]:
     """Return all finite magnitudes in code order, then the value that the next code would have."""
     return tuple(magnitude_of_code(code, fmt) for code in range(largest_code(fmt) + 2))
 
@@ -55,6 +56,9 @@ def round_scalar(
     """Return ``x`` rounded to ``fmt``; see `altgrad.numerics.quantize` for the modes and policies."""
     if isinstance(x, float) and math.isnan(x):
         return math.nan
+    if isinstance(fmt, TableFormat):
+        return _round_by_table(x, fmt, rounding, overflow)
+    assert isinstance(fmt, FloatFormat)
     negative = math.copysign(1.0, x) < 0 if isinstance(x, float) else x < 0
     if not fmt.signed and x < 0:
         return math.nan
@@ -75,7 +79,7 @@ def round_scalar(
 
 
 def _rounded_code(
-    magnitude: Fraction, negative: bool, fmt: Format, rounding: str, random: int, random_bits: int
+    magnitude: Fraction, negative: bool, fmt: FloatFormat, rounding: str, random: int, random_bits: int
 ) -> int:
     """Return the magnitude code of the result; one past `largest_code` stands for overflow."""
     values = grid(fmt)
@@ -96,37 +100,32 @@ def _rounded_code(
     return lower + (rest > Fraction(1, 2))
 
 
-def decode_scalar(code: int, fmt: Format) -> float:
-    """Return the value of one code, specials included."""
-    magnitude_bits = fmt.exponent_bits + fmt.mantissa_bits
-    sign, magnitude = divmod(code, 2**magnitude_bits)
-    if sign and magnitude == 0 and fmt.specials in ("fnuz", "p3109"):
-        return math.nan
-    if magnitude <= largest_code(fmt):
-        value = float(magnitude_of_code(magnitude, fmt))
-    elif fmt.has_inf and magnitude == largest_code(fmt) + 1:
-        value = math.inf
+def _round_by_table(x: float | Fraction, fmt: TableFormat, rounding: str, overflow: str) -> float:
+    """Return `round_scalar` for a table, whose thresholds define its own rule, called nearest-even."""
+    lowest, largest, step = Fraction(fmt.table[0]), Fraction(fmt.table[-1]), fmt.missing
+    beyond = math.copysign(math.inf, x) if fmt.has_inf else math.nan
+    if isinstance(x, float) and math.isinf(x):
+        return beyond if overflow == "overflow" else float(largest if x > 0 else lowest)
+    exact = Fraction(x)
+    values, limits = list(map(Fraction, fmt.table)), list(fmt.limits)
+    if step is not None:
+        values = [lowest - Fraction(step), *values, largest + Fraction(step)]
+        limits = [math.nextafter((values[0] + lowest) / 2, math.inf), *limits, float((largest + values[-1]) / 2)]
+    exact = min(max(exact, values[0]), values[-1])
+    place = max(bisect_right(values, exact) - 1, 0)
+    below = values[place]
+    above = values[min(place + 1, len(values) - 1)]
+    if rounding == "nearest-even":
+        result = values[bisect_right(limits, x)]
+    elif exact == below:
+        result = below
+    elif rounding == "nearest-away":
+        up = exact >= (below + above) / 2 if exact > 0 else exact > (below + above) / 2
+        result = above if up else below
     else:
-        value = math.nan
-    return -value if sign else value
-
-
-def encode_scalar(x: float, fmt: Format) -> int:
-    """Return the lowest code whose value is exactly ``x``; -0 and 0 are two values.
-
-    Raises:
-        ValueError: no code has this value.
-    """
-    for code in range(2**fmt.bits):
-        value = decode_scalar(code, fmt)
-        if math.isnan(x) and math.isnan(value):
-            return code
-        if value == x and math.copysign(1.0, value) == math.copysign(1.0, x):
-            return code
-    raise ValueError(f"x: no code of {fmt} is {x}")
-
-
-def rung_scalar(x: float, fmt: Format) -> int:
-    """Return the number of representable values from zero to x, x included, with the sign of x."""
-    count = sum(1 for value in grid(fmt)[1:-1] if value <= abs(Fraction(x)))
-    return -count if x < 0 else count
+        up = {"up": True, "down": False, "toward-zero": exact < 0}[rounding]
+        result = above if up else below
+    leaves = not lowest <= result <= largest
+    result = min(max(result, lowest), largest)
+    inwards = rounding in ("toward-zero", "up" if x < 0 else "down")
+    return beyond if leaves and overflow == "overflow" and not inwards else float(result)

@@ -39,6 +39,10 @@ SPECIALS_IN_WORDS = {
 }
 
 
+def _place(fmt: Format) -> tuple[int, int, str]:
+    return fmt.bits, fmt.exponent_bits if isinstance(fmt, FloatFormat) else fmt.bits, fmt.name
+
+
 def _of_bits(fmt: Format) -> list[str]:
     if not isinstance(fmt, FloatFormat):
         return [NONE, NONE]
@@ -154,9 +158,9 @@ def formats_table(study: Study) -> Table | None:
         f"**{fmt.name}**", *_of_bits(fmt),
         significant(fmt.max, 6), significant(fmt.min_normal, 5), significant(fmt.min_subnormal, 5),
         number(fmt.binades, 1), NONE if fmt.half_step is None else f"{100 * fmt.half_step:.3g} %",
-        integer(len(fmt.values)), SPECIALS_IN_WORDS[fmt.specials] if isinstance(fmt, FloatFormat) else fmt.rule,
+        integer(len(fmt.values)), SPECIALS_IN_WORDS[fmt.specials] if isinstance(fmt, FloatFormat) else "table",
         listed([role for role in ROLES if (fmt.name, role) in used]),
-    ] for fmt in sorted(formats.values(), key=lambda fmt: (fmt.bits, getattr(fmt, "exponent_bits", fmt.bits), fmt.name))]  # fmt: skip
+    ] for fmt in sorted(formats.values(), key=_place)]  # fmt: skip
     note = (
         "Before scaling. Worst rounding: largest relative error of a normal value, 2^-(M+1). Binades: log2 of the "
         "largest over the smallest positive value."

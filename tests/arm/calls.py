@@ -21,8 +21,7 @@ from altgrad.formats import get_format
 from altgrad.numerics import format_constants
 from altgrad.numerics.constants import HADAMARD_SIGNS, SCALE_RULES, TWO_LEVEL
 from altgrad.numerics.ms_eden import ms_eden
-from altgrad.numerics.operators import quantize_by_operator
-from altgrad.numerics.sums import update_sums
+from altgrad.numerics.operand import quantize_by_operator
 from altgrad.optim import Arm
 from tests.optim.arms import make, normal_weights
 from tests.optim.test_loops import CASES, arm_named
@@ -107,7 +106,7 @@ def _packed(argument: Any) -> bytes:
 def record(recorder: Recorder) -> None:
     """Make all calls."""
     with recorder:
-        for make_calls in (_operands, _codes_and_rotations, _sums, _arms, _states):
+        for make_calls in (_operands, _codes_and_rotations, _arms, _states):
             make_calls(recorder)
 
 
@@ -179,26 +178,6 @@ def _codes_and_rotations(recorder: Recorder) -> None:
             for source, target in DTYPES:
                 recorder.label = f"MS-EDEN of {kind} {source} to {target}"
                 ms_eden(x.to(source), format_constants("E2M1", scale_format="E4M3"), stream, 5 * i, 16, target)
-
-
-def _sums(recorder: Recorder) -> None:
-    operators = torch.ops.altgrad
-    for fmt, shape in product(FORMATS, (*SHAPES, LARGE)):
-        constants, inputs = format_constants(fmt), _inputs(shape, fmt)
-        for kind, x in inputs.items():
-            if shape == LARGE and kind not in ("usual", "special"):
-                continue
-            recorder.label = f"{fmt} {shape} {kind}"
-            for t in (x, x.bfloat16()):
-                operators.magnitudes(t)
-                operators.central_moments(t)
-                for scale in (torch.tensor([3.0]), torch.full((shape[0], 1), 0.7), x.abs() + 1):
-                    operators.rounding_sums(t, constants, scale)
-                for rule in range(len(SCALE_RULES)):
-                    operators.one_scale_sums(t, constants, torch.tensor([2.0] if rule == 1 else []), rule)
-            steps = [torch.where(t.isfinite(), t, 0) for t in (x, inputs["usual"], inputs["finite"], inputs["ties"])]
-            for scale in (torch.tensor(3.0), torch.full((shape[0], 1), 0.7)):
-                update_sums(*steps, scale, scale * 2, constants, 4)
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------

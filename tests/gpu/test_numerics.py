@@ -21,9 +21,8 @@ from altgrad.numerics import amax, format_constants, quantize, quantize_operand,
 from altgrad.numerics import gpu_launch as launch
 from altgrad.numerics.constants import FOUR_OVER_SIX, TWO_LEVEL
 from altgrad.numerics.ms_eden import ms_eden_pair
-from altgrad.numerics.operand import decode_operand, encode_operand
+from altgrad.numerics.operand import decode_operand, encode_operand, has_loops, quantize_by_operator
 from altgrad.numerics.operand_definition import ONE_SCALE, PACKED, ROWS, quantize_by_tensors
-from altgrad.numerics.operators import has_loops, quantize_by_operator
 from altgrad.numerics.prove import check_decision_points, check_order, rounder
 from altgrad.numerics.rounding import ROUNDING_MODES
 from altgrad.numerics.scaling import scaling_amax

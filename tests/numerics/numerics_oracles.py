@@ -12,13 +12,15 @@ from gfloat import FormatInfo, RoundMode
 from gfloat.types import Domain
 from torch import Tensor
 
-from altgrad.formats import Format, format_names, get_format
+from altgrad.formats import FloatFormat, Format, format_names, get_format
+from altgrad.formats.tables import TABLES
 from altgrad.numerics import ROUNDING_MODES
 
 # Beyond the registered ones: ties by exponent parity with either bias, the widest mantissa and exponent,
 # formats too wide for the kernel, values beyond float32, and one without sign that has a zero.
 EXTRA_NAMES = ("E1M0", "E4M0FNUZ", "E0M15", "E1M14", "E8M3IEEE", "E8M6FNUZ", "E9M6", "UE4M4")
-FORMATS = [get_format(name) for name in (*format_names(), *EXTRA_NAMES)]
+FORMATS = [fmt for name in (*format_names(), *EXTRA_NAMES) if isinstance(fmt := get_format(name), FloatFormat)]
+TABLES_IN_FLOAT32 = [fmt for name in TABLES if (fmt := get_format(name)).rounds_in_float32]
 KERNEL_FORMATS = [fmt for fmt in FORMATS if fmt.rounds_in_float32]
 EIGHT_BIT_SPLITS = [get_format(f"E{e}M{7 - e}") for e in range(8)]
 DETERMINISTIC_MODES = tuple(mode for mode in ROUNDING_MODES if mode != "stochastic")

@@ -114,10 +114,10 @@ def monitors() -> list[Any]:
     step = (X, X * 1.03, X * 1.05, -X, before, after, constants(), 1)
     return [
         sums.magnitudes(X), sums.excess_kurtosis(X), sums.rounding_sums(X, constants(), granularity="row"),
-        sums.rounding_sums(X, constants()), sums.magnitudes_by_tensors(X), sums.central_moments_by_tensors(X),
-        sums.rounding_sums_by_tensors(X, constants(), before), sums.block_statistics(X, constants("E2M1"), block=32),
+        sums.rounding_sums(X, constants()),
+        sums.block_statistics(X, constants("E2M1"), block=32),
         sums.block_statistics(X, constants("E2M1", "E4M3"), block=16, scale_format="E4M3"),
-        sums.update_sums(*step), sums.update_sums_by_tensors(*step),
+        sums.update_sums(*step),
     ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from altgrad.numerics import format_constants, quantize_operand, rotate_rows, un
 from altgrad.numerics.constants import HADAMARD_SIGNS
 from altgrad.numerics.ms_eden import ms_eden, ms_eden_by_tensors, ms_eden_pair, random_signs
 from altgrad.numerics.operand_definition import rotate_by_tensors
-from altgrad.numerics.philox import words
+from altgrad.numerics.rounding import words
 from tests.numerics.numerics_oracles import same, spread
 
 E4M3 = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)  # 0 to 448

@@ -32,6 +32,7 @@ from altgrad.numerics import (
     update_amax_history,
 )
 from altgrad.numerics.constants import FOUR_OVER_SIX, LEARNS, SCALE_RULES, TWO_LEVEL
+from altgrad.numerics.operand import quantize_by_operator
 from altgrad.numerics.operand_definition import (
     ONE_SCALE,
     ROWS,
@@ -39,7 +40,6 @@ from altgrad.numerics.operand_definition import (
     encode_by_tensors,
     quantize_by_tensors,
 )
-from altgrad.numerics.operators import quantize_by_operator
 from tests.numerics.numerics_oracles import same, spread, unusual
 
 FORMATS = ["E0M7", "E1M6", "E2M5", "E3M4", "E4M3", "E5M2", "E6M1", "E7M0", "E4M3FNUZ", "E5M2FNUZ", "E2M1"]

@@ -27,7 +27,6 @@ from altgrad.numerics import (
     format_constants,
     ms_eden,
     operand,
-    operators,
     quantize_operand,
 )
 from altgrad.numerics import gpu_launch as launch
@@ -281,10 +280,9 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the CPU taken for a GPU: its operators run the kernels in place of the loops."""
     monkeypatch.setattr(launch, "DEVICE", "cpu")
     monkeypatch.setattr(launch, "_failures", [])
-    for module in (operand, operators):
-        monkeypatch.setattr(module, "has_loops", lambda t: False)
+    monkeypatch.setattr(operand, "has_loops", lambda t: False)
     for name in ("quantize_into", "quantize_in_place"):
-        monkeypatch.setattr(torch.ops.altgrad, name, operators.ON_GPU[name])
+        monkeypatch.setattr(torch.ops.altgrad, name, operand.ON_GPU[name])
 
 
 def defined(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **options: Any) -> operand.Quantized:
@@ -336,7 +334,7 @@ def test_rotated_operands_of_a_gpu_are_made_by_kernels(monkeypatch, compiled):
         "pair": lambda: ms_eden_pair(x, x.bfloat16(), constants, STREAM, 1, dtype=torch.bfloat16, over=over),
     }
     with torch.library._scoped_library("altgrad", "IMPL") as library:
-        library.impl("rotate_and_quantize_into", operators.ON_GPU["rotate_and_quantize_into"], "CPU")
+        library.impl("rotate_and_quantize_into", operand.ON_GPU["rotate_and_quantize_into"], "CPU")
         library.impl("rotated_ms_eden_into", ms_eden._rotated_into, "CPU")
         for name, make in cases.items():
             with monkeypatch.context() as patch:
