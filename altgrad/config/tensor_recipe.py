@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from altgrad.config.base import FormatSetting, Settings
-from altgrad.formats import SCALE_FORMATS, Format, get_format
+from altgrad.formats import SCALE_FORMATS, FloatFormat, Format, get_format
 
 #: (setting, another setting, the values of the other setting with which the first one acts)
 _ACTS = (
@@ -30,6 +30,8 @@ def _scale_format(name: Any) -> str:
         raise ValueError(
             f"{name!r} is no format of a scale; take float32 or E8M0, or for granularity: block one such as E4M3"
         ) from None
+    if not isinstance(fmt, FloatFormat):
+        raise ValueError(f"scales are in a float format such as E4M3, and {name} is a table of values")
     if not fmt.rounds_in_float32:
         raise ValueError(f"scales in {name} span more than float32 can round; take one such as E4M3")
     return name

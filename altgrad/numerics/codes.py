@@ -20,7 +20,7 @@ from altgrad.formats.tables import TableFormat
 from altgrad.numerics.constants import COUNT, FLOAT32_MANTISSA, MAX, SPACING, ULPS, ZERO_PLACE, table_of
 from altgrad.numerics.eager import map_elements
 from altgrad.numerics.quantization import quantize, require_holds
-from altgrad.numerics.rounding import grid_spacing
+from altgrad.numerics.rounding import binade, grid_spacing, power_of_two
 
 
 def encode(x: Tensor, fmt: str | Format) -> Tensor:
@@ -141,7 +141,14 @@ def ulp(x: Tensor, fmt: str | Format) -> Tensor:
     require_holds("x", x.dtype, fmt)
 
     def spacing_at(part: Tensor) -> Tensor:
-        spacing = torch.from_numpy(fmt.spacing(part.double().cpu().numpy())).to(part.device)
+        wide = part.double()
+        if isinstance(fmt, FloatFormat):
+            spacing = power_of_two(binade(wide.abs().clamp_max(fmt.max), fmt) - fmt.mantissa_bits)
+        else:
+            values = torch.tensor(fmt.values, device=part.device)
+            right, left = (torch.searchsorted(values, wide, right=right) for right in (True, False))
+            place = torch.where(wide < 0, left, right).clamp(1, len(values) - 1)
+            spacing = values[place] - values[place - 1]
         return torch.where(part.isnan(), part, spacing.to(x.dtype))
 
     return map_elements(spacing_at, x.detach())

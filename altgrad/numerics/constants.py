@@ -73,7 +73,10 @@ def format_constants(
     fmt = get_format(fmt)
     packed = packed_constants(fmt)
     if scale_format not in SCALE_FORMATS:
-        packed += packed_constants(get_format(scale_format))
+        scales = get_format(scale_format)
+        if not isinstance(scales, FloatFormat):
+            raise ValueError(f"scale_format: {scales.name} is a table of values; take a float format such as E4M3")
+        packed += packed_constants(scales)
     constants = torch.tensor(packed, dtype=torch.float32, device=device)
     return torch.cat([constants, _table(fmt).to(constants.device)]) if isinstance(fmt, TableFormat) else constants
 

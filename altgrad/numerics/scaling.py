@@ -36,6 +36,7 @@ from torch import Tensor
 from altgrad.formats import SCALE_FORMATS, Format, get_format
 from altgrad.formats.format import STATISTICS
 from altgrad.numerics.codes import decode, encode
+from altgrad.numerics.compile_utils import constant_in_graphs
 from altgrad.numerics.constants import (
     FLOAT32_RULE,
     FOUR_OVER_SIX,
@@ -155,7 +156,7 @@ def compute_scale(
     rule, spacing = scale_rule(scale_format, scale_rounding), None
     if isinstance(target, (str, Format)):
         fmt = get_format(target)
-        target, spacing = fmt.scale_target, float(fmt.spacing(fmt.scale_target))
+        target, spacing = _target_and_spacing(fmt)
     if not 0 < target < float("inf"):
         raise ValueError(f"target: expected a positive finite number, got {target}")
     if SCALE_RULES[rule] == "even" and spacing is None:
@@ -163,6 +164,11 @@ def compute_scale(
     amax = amax.detach() if isinstance(amax, Tensor) else torch.tensor(amax, dtype=torch.float32)
     values = amax.new_tensor([target, spacing or 0.0], dtype=torch.float64)
     return scale_by_rule(amax, values[0], rule, values[1])
+
+
+@constant_in_graphs
+def _target_and_spacing(fmt: Format) -> tuple[float, float]:
+    return fmt.scale_target, float(fmt.spacing(fmt.scale_target))
 
 
 def scale_from_amax(

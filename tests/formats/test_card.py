@@ -38,6 +38,12 @@ def test_overview_lists_every_format(capsys):
     assert listed == ["format", *format_names()]
 
 
+def test_two_formats_are_drawn_side_by_side(tmp_path):
+    path = tmp_path / "formats.png"
+    assert main(["POSIT8", "E4M3", "--plot", str(path)]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize("name", ["E3M4", "E7M0", "E0M7", "E8M0"])
 def test_plot_is_written(name, tmp_path, capsys):
     path = tmp_path / "format.png"
@@ -46,7 +52,7 @@ def test_plot_is_written(name, tmp_path, capsys):
     assert str(path) in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [["E3M"], ["--plot", "x.png"], ["E3M4", "E4M3", "--plot", "x.png"]])
+@pytest.mark.parametrize("arguments", [["E3M"], ["--plot", "x.png"], ["E3M4", "E4M3", "HIF8", "--plot", "x.png"]])
 def test_wrong_arguments_are_refused(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(arguments)

@@ -233,7 +233,7 @@ def test_exactness_of_a_product_is_judged_as_the_cast_judges_it(scales):
     for name in (*format_names(), "E4M7"):
         fmt = get_format(name)
         if fmt.signed and fmt.bits <= 12:
-            products = torch.tensor(fmt.magnitudes)[:, None] * scale
+            products = torch.tensor(fmt.values)[:, None] * scale
             exact = torch.equal(products.bfloat16().double(), products)
             assert exact_in_bfloat16(fmt, get_format(scales)) == exact, name
 
