@@ -9,7 +9,6 @@ from altgrad.config.tasks import ON_TEST, TITLES
 from altgrad.formats import SCALE_FORMATS, Format
 from altgrad.reporting import optimizer_roles as roles
 from altgrad.reporting.compare import Comparison, at_best, memory
-from altgrad.reporting.decision_rule import IDENTICAL, INCONCLUSIVE, LEVEL, UNTESTED, Result
 from altgrad.reporting.fairness import Met
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study, every_rule
 from altgrad.reporting.markdown import (
@@ -27,7 +26,7 @@ from altgrad.reporting.markdown import (
     to_runs,
     words,
 )
-from altgrad.reporting.statistics import Difference
+from altgrad.reporting.statistics import IDENTICAL, INCONCLUSIVE, LEVEL, UNTESTED, Difference, Result
 
 ROLES, SPLITS = ("weight", "input", "grad"), ("train", "val", "test")
 SPECIALS_IN_WORDS = {

@@ -23,7 +23,7 @@ from altgrad.reporting.compare import Comparison, at_best, in_order, late, of_co
 from altgrad.reporting.figures import in_report
 from altgrad.reporting.figures.style import Look, drawing, legend, looks, panels, save, tiles
 from altgrad.reporting.load import IDENTITY, Study
-from altgrad.reporting.optimizer_roles import is_virtual
+from altgrad.reporting.optimizer_roles import entry_role
 
 ROLES = {"weight": "weights", "input": "inputs", "grad": "incoming gradients"}
 RUNGS, BINADE, COSINE, STALL = "rungs", "rungs_2^", "cosine_adamw", "stall_ratio"
@@ -132,7 +132,7 @@ def weight_grid(study: Study, comparison: Comparison) -> Figure | None:
     """Weight magnitudes in binades below the layer's largest, with each format's precision at that magnitude."""
     rows = per_layer(study.diagnosis, study, comparison)
     rows = rows[rows["metric"] == "log2_magnitude"]
-    names = [name for name in in_order(study.formats, rows["format"]) if not is_virtual(study, name)]
+    names = [name for name in in_order(study.formats, rows["format"]) if not entry_role(study, name).virtual]
     shown = {name: pair for name in names if (pair := weight_format(study, name, rows["layer"])) is not None}
     if not shown:
         return None
@@ -221,7 +221,7 @@ def _format_panel(axis: Axes, look: Look, fmt: Format, shares: np.ndarray) -> No
 def rungs_by_binade(study: Study, comparison: Comparison) -> Figure | None:
     """Mean code steps per step against the binade of |w|: a panel per optimizer, a line per format."""
     rows = recorded(study, comparison)
-    table = by_binade(rows[~rows["format"].isin([name for name in study.formats if is_virtual(study, name)])])
+    table = by_binade(rows[~rows["format"].isin([name for name in study.formats if entry_role(study, name).virtual])])
     if table.empty:
         return None
     arms = in_order(study.optimizers, table.index.get_level_values("optimizer"))

@@ -19,12 +19,11 @@ from altgrad.reporting.compare import (
     of_completed,
     shown_optimizer,
 )
-from altgrad.reporting.decision_rule import Result
 from altgrad.reporting.figures import in_report
 from altgrad.reporting.figures.style import Look, framed, legend, looks, panels, spread_axis, tiles
 from altgrad.reporting.load import DIVERGED, Study
-from altgrad.reporting.optimizer_roles import is_plain_in, is_virtual
-from altgrad.reporting.statistics import interval
+from altgrad.reporting.optimizer_roles import entry_role, is_plain_in
+from altgrad.reporting.statistics import Result, interval
 
 UNTRAINED = 0.2  # share of the steps, at the start, whose high losses do not set the range that is shown
 BEHIND: dict[str, Any] = {"color": "#b0b0b0", "linewidth": 3.2, "zorder": 1}
@@ -163,7 +162,7 @@ def loss_differences(study: Study, comparison: Comparison) -> Figure | None:
     optimizer = shown_optimizer(study, comparison)
     losses = {name: losses for (name, arm), losses in by_step(study, comparison).items() if arm == optimizer}
     baseline = losses.pop(study.baseline or "", pd.DataFrame())  # without it nothing is left below
-    names = [name for name in in_order(study.formats, losses) if not is_virtual(study, name)]
+    names = [name for name in in_order(study.formats, losses) if not entry_role(study, name).virtual]
     costs = {name: cost for name in names if len(cost := (losses[name] - baseline).dropna(how="all"))}
     if not costs:
         return None

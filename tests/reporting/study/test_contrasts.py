@@ -16,9 +16,18 @@ import pytest
 from scipy import stats
 
 from altgrad.config import UserError
-from altgrad.reporting.decision_rule import HIGHER, IDENTICAL, INCONCLUSIVE, LOWER, NO_EFFECT, TOO_FEW, judged
 from altgrad.reporting.markdown import signed
-from altgrad.reporting.statistics import Difference, summarised
+from altgrad.reporting.statistics import (
+    HIGHER,
+    IDENTICAL,
+    INCONCLUSIVE,
+    LOWER,
+    NO_EFFECT,
+    TOO_FEW,
+    Difference,
+    judged,
+    summarised,
+)
 from altgrad.reporting.study.questions import ContrastResult
 from altgrad.reporting.study.runs import RunTable, StudyRun, parsed
 from altgrad.reporting.tables import p_value
