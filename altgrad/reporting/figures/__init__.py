@@ -6,9 +6,7 @@ A figure that has nothing to show is left out of the report.
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import pkgutil
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +14,6 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from altgrad.common.threads import usable_cores
 from altgrad.reporting.compare import Comparison, shown_optimizer
 from altgrad.reporting.figures.style import drawing, save
 from altgrad.reporting.load import Study, every_rule
@@ -27,7 +24,6 @@ Draw = Callable[[Study, Comparison], Figure | None]
 #: Where a figure may stand, in the report's order; `altgrad.reporting.report` has the titles and the tables there.
 SECTIONS = ("gains", "costs", "updates", "curves", "layers", "weights")
 _declared: dict[str, FigureSpec] = {}
-_drawn: Callable[[FigureSpec], bool]  # the function that forked processes call; it cannot be pickled
 
 
 @dataclass(frozen=True)
@@ -81,47 +77,21 @@ def draw(specs: Sequence[FigureSpec], study: Study, comparison: Comparison, fold
 
     Other PNG and SVG files in the folder are removed, so that it holds what the report shows.
     """
-
-    def drawn(spec: FigureSpec) -> bool:
+    words, pictures = _words(study, comparison), {}
+    for spec in specs:
         with drawing():
             figure = spec.draw(study, comparison)
-            if figure is not None:
-                save(figure, folder, spec.name)
-        return figure is not None
-
-    words = _words(study, comparison)
-    pictures = {}
-    for spec, exists in zip(specs, _on_all_cores(drawn, specs), strict=True):
-        if exists:
-            runs = {"optimizer": words["optimizer"]} if "{optimizer}" in spec.caption else {}
-            alt, caption = (text[:1].upper() + text[1:].strip() for text in (
-                spec.alt.format(**words), spec.caption.format(**words)
-            ))  # fmt: skip
-            pictures[spec.name] = Picture(spec.name, alt, f"{caption} {to_runs(ITS_RUNS, **runs)}")
+            if figure is None:
+                continue
+            save(figure, folder, spec.name)
+        runs = {"optimizer": words["optimizer"]} if "{optimizer}" in spec.caption else {}
+        alt, caption = (text.format(**words) for text in (spec.alt, spec.caption))
+        alt, caption = (text[:1].upper() + text[1:].strip() for text in (alt, caption))
+        pictures[spec.name] = Picture(spec.name, alt, f"{caption} {to_runs(ITS_RUNS, **runs)}")
     for path in [*folder.glob("*.png"), *folder.glob("*.svg")]:
         if path.stem not in pictures:
             path.unlink()
     return pictures
-
-
-def _on_all_cores(function: Callable[[FigureSpec], bool], specs: Sequence[FigureSpec]) -> list[bool]:
-    """Return ``function(spec)`` for each spec, with a process per core: drawing takes most of a report's time.
-
-    Processes are forked, so that nothing is loaded or copied again. Where forking is not safe, this process does all.
-    """
-    global _drawn
-    _drawn, jobs = function, min(usable_cores(), len(specs))
-    if sys.platform != "linux" or jobs < 2:
-        return [function(spec) for spec in specs]
-    with multiprocessing.get_context("fork").Pool(jobs) as pool:
-        exist = pool.map(_call, specs, chunksize=1)
-        pool.close()  # the processes then end by themselves; the pool's signal would reach the caller's handler
-        pool.join()
-    return exist
-
-
-def _call(spec: FigureSpec) -> bool:
-    return _drawn(spec)
 
 
 def _words(study: Study, comparison: Comparison) -> dict[str, str]:
