@@ -140,13 +140,11 @@ def weight_grid(study: Study, comparison: Comparison) -> Figure | None:
     amax = amax[(amax["role"] == "weight") & (amax["metric"] == "amax") & (amax["value"] > 0)]
     amax = amax[amax["step"] == amax.groupby(IDENTITY)["step"].transform("max")]
     largest = amax.set_index(["format", "seed", "layer"])["value"]
-    figure, axes = tiles(len(shown), 1.9, sharex=True, sharey=True)
+    titles = [name if name == fmt.name else f"{name} ({fmt.name})" for name, (fmt, _) in shown.items()]
+    figure, axes = tiles(titles, 1.9, "binades below the largest weight", "weights (%)")
     for axis, (name, (fmt, layers)) in zip(axes, shown.items(), strict=True):
         shares = relative_histogram(rows[(rows["format"] == name) & rows["layer"].isin(layers)], largest)
         _format_panel(axis, looks(study.formats)[name], fmt, shares)
-        axis.set_title(name if name == fmt.name else f"{name} ({fmt.name})")
-    figure.supylabel("weights (%)", fontsize="medium")
-    figure.supxlabel("binades below the largest weight", fontsize="medium")
     return figure
 
 
@@ -227,16 +225,14 @@ def rungs_by_binade(study: Study, comparison: Comparison) -> Figure | None:
     arms = in_order(study.optimizers, table.index.get_level_values("optimizer"))
     names = in_order(study.formats, table.index.get_level_values("format"))
     styles = looks(study.formats)
-    figure, axes = tiles(len(arms), 2.4, sharex=True, sharey=True)
+    figure, axes = tiles(arms, 2.4, "binade of |w|, exponent of two", "code steps per optimizer step")
     for axis, arm in zip(axes, arms, strict=True):
         for name in names:
             if (arm, name) in table.index:
                 line = table.loc[(arm, name)]
                 line = line[line > 0]
                 axis.plot(line.index, line.to_numpy(), **styles[name].line())
-        axis.set(title=arm, yscale="log")
-    figure.supxlabel("binade of |w|, exponent of two", fontsize="medium")
-    figure.supylabel("code steps per optimizer step", fontsize="medium")
+        axis.set_yscale("log")
     legend(figure, styles, names)
     return figure
 

@@ -127,7 +127,7 @@ def loss_curves(study: Study, comparison: Comparison) -> Figure | None:
     means = {run: losses.dropna().mean(axis=1) for run, losses in by_run(finished, loss).items()}
     names, arms = in_order(study.formats, history["format"]), in_order(study.optimizers, history["optimizer"])
     styles = looks(study.optimizers)
-    figure, axes = tiles(len(names), 1.9, sharex=True, sharey=True)
+    figure, axes = tiles(names, 1.9, "optimizer step", metric.labelled(label))
     late = [mean[mean.index >= UNTRAINED * mean.index.max()] for mean in means.values()]
     framed(axes[0], pd.concat(late) if late else lost[loss])
     for axis, name in zip(axes, names, strict=True):
@@ -140,9 +140,6 @@ def loss_curves(study: Study, comparison: Comparison) -> Figure | None:
             _end(axis, lost[(lost["format"] == name) & (lost["optimizer"] == arm)], loss, styles[arm])
         if not any(entry == name for entry, _ in means):
             axis.text(0.5, 0.5, "no run completed", transform=axis.transAxes, ha="center")
-        axis.set_title(name)
-    figure.supxlabel("optimizer step", fontsize="medium")
-    figure.supylabel(metric.labelled(label), fontsize="medium")
     legend(figure, styles, arms, marker="")
     return figure
 
@@ -167,16 +164,14 @@ def loss_differences(study: Study, comparison: Comparison) -> Figure | None:
     if not costs:
         return None
     styles = looks(study.formats)
-    figure, axes = tiles(len(costs), 1.9, sharex=True, sharey=True)
+    figure, axes = tiles(list(costs), 1.9, "optimizer step")
     for axis, (name, cost) in zip(axes, costs.items(), strict=True):
         axis.axhline(0, color="black", linewidth=0.9)
         axis.plot(cost.index, cost, **styles[name].line(marker="", linewidth=0.7, alpha=0.6, linestyle="-"))
         mean = cost.dropna().mean(axis="columns")
         axis.plot(mean.index, mean, **styles[name].line(markevery=max(1, len(mean) // 8)))
-        axis.set_title(name)
     axes[0].set_ylabel(study.primary.labelled(study.primary.delta))
     spread_axis(axes[0], "y", pd.Series([cost.mean(axis="columns").iloc[-1] for cost in costs.values()]))
-    figure.supxlabel("optimizer step", fontsize="medium")
     return figure
 
 
@@ -216,19 +211,16 @@ def gains_over_run(study: Study, comparison: Comparison) -> Figure | None:
         return None
     names, arms = in_order(study.formats, (run[0] for run in differences)), list(comparison.references)
     styles, shown = looks(study.optimizers), []
-    figure, axes = tiles(len(names), 1.9, sharex=True, sharey=True)
+    figure, axes = tiles(names, 1.9, "optimizer step", study.primary.labelled(study.primary.delta))
     for (name, arm), values in differences.items():
         axis, mean = axes[names.index(name)], values.mean(axis="columns")
         _, low, high = np.array([interval(row) for row in values.to_numpy()]).T  # NaN, undrawn, of one seed
         axis.fill_between(values.index, low, high, color=styles[arm].color, alpha=0.2, linewidth=0)
         axis.plot(values.index, mean, **styles[arm].line(markevery=max(1, len(values) // 8)))
         shown += [*mean, low[-1], high[-1], 0]
-    for axis, name in zip(axes, names, strict=True):
+    for axis in axes:
         axis.axhline(0, color="black", linewidth=0.9)
-        axis.set_title(name)
     framed(axes[0], pd.Series(shown))
-    figure.supxlabel("optimizer step", fontsize="medium")
-    figure.supylabel(study.primary.labelled(study.primary.delta), fontsize="medium")
     legend(figure, styles, in_order(arms, (run[1] for run in differences)))
     return figure
 

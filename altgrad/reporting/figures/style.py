@@ -8,7 +8,7 @@ repeats these colours for DVC's own plots.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -130,16 +130,25 @@ def panels(
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def tiles(count: int, height: float, **options: Any) -> tuple[Figure, list[Axes]]:
-    """Return a figure with ``count`` axes, at most four in a row of ``height`` inches; one alone is higher."""
+def tiles(titles: Sequence[str], height: float, xlabel: str, ylabel: str = "") -> tuple[Figure, list[Axes]]:
+    """Return a figure and its axes, one per title, which share their limits and the labels around all of them.
+
+    At most four stand in a row of ``height`` inches; one alone is higher.
+    """
+    count = len(titles)
     across = 4 if count == 4 or count > 6 else min(3, count)
     rows = -(-count // across)
-    figure, axes = panels(rows, across, 0.6 + height * (1.6 if count == 1 else rows), **options)
+    figure, axes = panels(rows, across, 0.6 + height * (1.6 if count == 1 else rows), sharex=True, sharey=True)
     shown, spare = list(axes.flat[:count]), axes.flat[count:]
     for axis in spare:
         axis.set_visible(False)
     for axis in shown[-across:]:  # the lowest of each column, where shared axes leave the labels out
         axis.tick_params(labelbottom=True)
+    for axis, title in zip(shown, titles, strict=True):
+        axis.set_title(title)
+    figure.supxlabel(xlabel, fontsize="medium")
+    if ylabel:
+        figure.supylabel(ylabel, fontsize="medium")
     return figure, shown
 
 
