@@ -23,7 +23,6 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -179,10 +178,6 @@ class Comparison:
         """The fewest and the most seeds of a comparison; ``None`` where nothing is compared."""
         counts = [claim.difference.n for claim in self.claims.values()]
         return (min(counts), max(counts)) if counts else None
-
-    def selection(self, entry: str, arm: str) -> dict[str, Any]:
-        """Return the best run of ``entry`` and ``arm`` as keyword arguments of `altgrad.reporting.markdown.to_runs`."""
-        return dict(zip(RUN, self.best_runs[entry, arm], strict=True))
 
 
 def compare(study: Study) -> Comparison:

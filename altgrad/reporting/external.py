@@ -24,7 +24,7 @@ from altgrad.reporting.compare import compare
 from altgrad.reporting.figures import draw, report_figures
 from altgrad.reporting.html import to_html
 from altgrad.reporting.load import COLUMNS, COMPLETED, DIVERGED, IDENTITY, MISSING, NUMBERS, TEXTS, PrimaryMetric, Study
-from altgrad.reporting.markdown import NONE, Block, Table, listed, to_markdown, without_runs, words
+from altgrad.reporting.markdown import NONE, Block, Table, listed, to_markdown, words
 from altgrad.reporting.optimizer_roles import ROLE, EntryRole, OptimizerRole
 from altgrad.reporting.statistics import SEEDS, SMALLEST_EFFECT
 from altgrad.reporting.summary import outcomes, summary
@@ -163,7 +163,7 @@ def write_comparison(results: Path, family: Family, curves: Path | None, out: Pa
         *["## Curves"] * bool(curves_shown), *curves_shown,
         "## What was asked", _family_table(results, family, rows.attrs["unread"]),
     ]  # fmt: skip
-    text = without_runs(to_markdown(page)) + "\n"
+    text = to_markdown(page) + "\n"
     write_text(out / "REPORT.md", text)
     write_text(out / "index.html", to_html(text, out / "figures"))
     return result.replace("**", "").replace("`", "")

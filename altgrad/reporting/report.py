@@ -22,7 +22,7 @@ from altgrad.reporting.fairness import Tuning, conditions, load_tuning
 from altgrad.reporting.figures import SECTIONS, draw, report_figures
 from altgrad.reporting.html import links_of, to_cells_page, to_html
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study, every_rule, load_study, prune
-from altgrad.reporting.markdown import Block, Picture, integer, listed, plural, significant, to_markdown, without_runs
+from altgrad.reporting.markdown import Block, Picture, integer, listed, plural, significant, to_markdown
 from altgrad.reporting.simulate import worst_rate
 from altgrad.reporting.statistics import SEEDS
 from altgrad.reporting.summary import headline, summary, title
@@ -52,7 +52,7 @@ def write_report(data: Path, out: Path, revision: str | None, experiments: Seque
     chance, tuning = worst_rate(out / "simulation.csv", study), load_tuning(out / "study", study)
     ended_badly = list(cases(study))
     text = to_markdown(report(study, comparison, ended_badly, pictures, revision, chance, tuning)) + "\n"
-    write_text(out / "REPORT.md", without_runs(text))
+    write_text(out / "REPORT.md", text)
     write_text(out / "index.html", to_html(text, out / "figures", links_of(study)))
     write_text(out / "cells.html", to_cells_page(study, flags, ended_badly))
     write_outputs(study, comparison, len(flags), out)

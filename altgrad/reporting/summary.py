@@ -139,8 +139,7 @@ def costs_table(study: Study, comparison: Comparison) -> Table | None:
     pairs = [f"`{a}` and `{b}`" for a, b in itertools.combinations(costs, 2) if _bias_alone(study, comparison, a, b)]
     note += f" The runs of {listed(pairs)} are identical: a dynamic scale undoes a difference in bias." if pairs else ""
     rows = [[f"**{entry}**", *cells(result)] for entry, result in costs.items()]
-    table = Table([words(metric.entry), *heads(metric.delta)], rows, note)
-    return table.of_runs([{"format": entry, "optimizer": optimizer} for entry in costs])
+    return Table([words(metric.entry), *heads(metric.delta)], rows, note)
 
 
 def _bias_alone(study: Study, comparison: Comparison, *entries: str) -> bool:
@@ -178,8 +177,7 @@ def gains_table(study: Study, comparison: Comparison) -> Table | None:
     if specific:
         note += f" {entry.capitalize()}-specific effect: that minus the same in the control (difference in differences)"
         note += f", {listed(twins)}."
-    runs = [{"format": row.format, "optimizer": [row.optimizer, row.reference]} for row in gains]
-    return Table(columns, rows, note).of_runs(runs)
+    return Table(columns, rows, note)
 
 
 def ranked(study: Study, comparison: Comparison) -> list[Run]:
@@ -227,7 +225,7 @@ def lowest_table(study: Study, comparison: Comparison) -> Table | None:
     note += f"; p adjusted over {'all ' if len(order) > 2 else ''}{plural(len(pairs), 'pair')}." if with_p else "."
     others = [f"`{entry}`" for entry in study.formats if not roles.is_quantized(study, entry)]
     note += f" Not ranked, since nothing is quantized: {listed(others)}." if others else ""
-    return Table(columns, rows, note).of_runs([{"format": run[0], "optimizer": run[1]} for run in first])
+    return Table(columns, rows, note)
 
 
 def certainty(study: Study, comparison: Comparison, chance: float | None) -> str:

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from altgrad.reporting.compare import Comparison, shown_optimizer
 from altgrad.reporting.figures.style import drawing, save
 from altgrad.reporting.load import Study, every_rule
-from altgrad.reporting.markdown import ITS_RUNS, Picture, listed, to_runs
+from altgrad.reporting.markdown import Picture, listed
 
 Draw = Callable[[Study, Comparison], Figure | None]
 
@@ -84,10 +84,8 @@ def draw(specs: Sequence[FigureSpec], study: Study, comparison: Comparison, fold
             if figure is None:
                 continue
             save(figure, folder, spec.name)
-        runs = {"optimizer": words["optimizer"]} if "{optimizer}" in spec.caption else {}
-        alt, caption = (text.format(**words) for text in (spec.alt, spec.caption))
-        alt, caption = (text[:1].upper() + text[1:].strip() for text in (alt, caption))
-        pictures[spec.name] = Picture(spec.name, alt, f"{caption} {to_runs(ITS_RUNS, **runs)}")
+        texts = (text.format(**words) for text in (spec.alt, spec.caption))
+        pictures[spec.name] = Picture(spec.name, *(text[:1].upper() + text[1:].strip() for text in texts))
     for path in [*folder.glob("*.png"), *folder.glob("*.svg")]:
         if path.stem not in pictures:
             path.unlink()
