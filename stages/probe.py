@@ -1,10 +1,10 @@
-"""No stage: `make estimate` runs this to time a few steps of the given cells with `altgrad.benchmark.probe`."""
+"""No stage: `make estimate` runs this to time a few steps of the given cells with `altgrad.benchmark.runs`."""
 
 from altgrad.common.errors import run_stage
 
 
 def main(arguments: list[str]) -> None:
-    from altgrad.benchmark.probe import main
+    from altgrad.benchmark.runs import main
 
     main(arguments)
 

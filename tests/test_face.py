@@ -127,7 +127,7 @@ def test_another_pipe_that_breaks_is_an_error_as_ever() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [("format", "did you mean formats?"), ("prove", "did you mean numerics.prove?"), ("xyzzy", "lists all"),
-     ("benchmark.probe", "benchmark"), ("Formats", "did you mean formats?")],
+     ("benchmark.runs", "benchmark"), ("Formats", "did you mean formats?")],
 )  # fmt: skip
 def test_an_unknown_command_is_one_sentence_and_two(wrong: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([wrong, "--jobs", "2"]) == 2

@@ -1,4 +1,4 @@
-"""Reads and writes each machine's record, reports/bench/<machine>.json, and the pages made from the records.
+"""Reads and writes each machine's record, reports/bench/<machine>.json, and the page made from the records.
 
 In a record, ``sessions`` maps a session's number to its command, commit and versions, and every result has its
 ``session``. A new result replaces an earlier result with the same `IDENTITY`; all others stay. A session without
@@ -7,25 +7,20 @@ results is dropped.
 
 from __future__ import annotations
 
-import re
-import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from altgrad.benchmark.tables import BASELINE, Result, tables_of
+from altgrad.benchmark.tables import Result, tables_of
 from altgrad.common.files import read_json, write_text
 from altgrad.common.provenance import write_record
-from altgrad.reporting.markdown import Block, escaped, integer, to_markdown
+from altgrad.reporting.markdown import Block, to_markdown
 
 MACHINE = ("device", "on_gpu", "threads", "processor", "vector_instructions")  # what identifies a machine
 SAME = ("commit", "torch", "driver", "triton")  # a session skips items measured by one with equal values
 IDENTITY = ("model", "batch", "elements", "name")  # a result replaces an earlier one of its part with equal values
 BENCH = Path("reports/bench")
 LEAD = "Step times beside bf16, and what else was measured. A row is of the session that measured it last."
-MARKED = re.compile(r"(<!-- make gpu -->\n).*?(<!-- -->\n)", re.DOTALL)
-WIDTH = 120
-NOT_MEASURED = "**On a GPU, how fast**: not measured. `make gpu` measures it in ten minutes."
 
 
 class Record:
@@ -81,26 +76,13 @@ def _identity(result: Result) -> tuple[Any, ...]:
     return tuple(result.get(key) for key in IDENTITY)
 
 
-def load_benches(folder: Path) -> list[Result]:
-    """Return the content of all records in ``folder``, one per machine."""
-    return [read_json(path) for path in sorted(folder.glob("*.json"))]
-
-
-def write_pages(root: Path) -> list[Path]:
-    """Write ``root/reports/bench/README.md`` and the GPU line of ``root/README.md``; return the files written."""
-    folder, readme = root / BENCH, root / "README.md"
-    benches = load_benches(folder)
+def write_page(root: Path) -> Path:
+    """Write ``root/reports/bench/README.md`` from the records beside it, one per machine; return its path."""
+    page = root / BENCH / "README.md"
+    benches = [read_json(path) for path in sorted(page.parent.glob("*.json"))]
     blocks = [LEAD, *(block for bench in benches for block in machine_blocks(bench))]
-    write_text(folder / "README.md", f"# What machines can do\n\n{to_markdown(blocks)}\n")
-    if not readme.is_file():  # a folder without the project's README.md
-        return [folder / "README.md"]
-    sentence = escaped(gpu_sentence([bench for bench in benches if bench["on_gpu"]]))
-    line = textwrap.fill(f"- {sentence}", WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    text, count = MARKED.subn(lambda place: f"{place[1]}{line}\n{place[2]}", readme.read_text())
-    if count != 1:
-        raise ValueError(f"{readme} has {count} places for what GPUs can do, not one")
-    write_text(readme, text)
-    return [folder / "README.md", readme]
+    write_text(page, f"# What machines can do\n\n{to_markdown(blocks)}\n")
+    return page
 
 
 def machine_blocks(bench: Result) -> list[Block]:
@@ -120,30 +102,6 @@ def _limits(bench: Result) -> str:
         f"At best it copies {limits['copy_bytes_per_s'] / 1e9:,.0f} GB/s, read and written bytes both counted, and "
         f"multiplies {bf16 / size:.0f} {unit} in bf16 and {fp32 / size:.0f} in float32."
     )
-
-
-def gpu_sentence(benches: list[Result]) -> str:
-    """Return README.md's line with each GPU's step times, operand bandwidth and runs per hour."""
-    return " ".join(map(_sentence, benches)) or NOT_MEASURED
-
-
-def _sentence(bench: Result) -> str:
-    parts = []
-    steps = {row["name"]: row for row in bench.get("steps", [])}
-    if base := steps.get(BASELINE):
-        others = [f"{name} {row['over_bf16']:.2f}" for name, row in steps.items() if name != BASELINE]
-        rate = bench.get("limits", {}).get("bf16_gemm_operations_per_s")
-        share = f" ({100 * base['matmul_operations_per_s'] / rate:.0f} % of its bf16 products)" if rate else ""
-        parts.append(
-            f"a step of `{base['model']}`, batch {base['batch']} × {base['context']}, takes {base['step_ms']:.1f} ms "
-            f"in bf16{share}" + (f", and times as long: {', '.join(others)}" if others else "")
-        )
-    if tensor := next((row for row in bench.get("operands", []) if row["name"] == "E4M3, a scale per tensor"), None):
-        parts.append(f"an operand is made at {100 * tensor['over_copy']:.0f} % of a copy's bandwidth")
-    if most := max(bench.get("at_once", []), key=lambda row: row["runs_per_hour"], default=None):
-        runs = integer(most["runs_per_hour"])
-        parts.append(f"{most['jobs']} runs of `{most['model']}` at a time make {runs} an hour")
-    return f"**On an {bench['device']}** {'; '.join(parts)} ({_source(bench)})." if parts else NOT_MEASURED
 
 
 def _source(bench: Result) -> str:

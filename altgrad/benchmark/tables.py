@@ -33,15 +33,6 @@ def as_text(part: str, results: list[Result], bench: Result) -> str:
     return "\n".join([f"{part}:", *(f"  {line.rstrip()}" for line in lines)])
 
 
-def checks_table(bench: Result) -> Table:
-    """Return the table of the tests that compare GPU and CPU: how many passed, and which failed."""
-    note = "Tests of `tests/gpu`: bits of operands, scales and random numbers, whole runs, steps of every optimizer."
-    return _table(
-        bench["checks"], note, (words("checked"), _code), (Column("passed"), _whole("passed")),
-        (words("failed"), lambda row: ", ".join(row["failed"]) or NONE), (Column("s"), _number("took_s", 0)),
-    )  # fmt: skip
-
-
 def operands_table(bench: Result) -> Table:
     """Return the table of operands: milliseconds, GB/s, and GB/s over a copy's."""
 
@@ -156,27 +147,10 @@ def optimizers_table(bench: Result) -> Table:
     )  # fmt: skip
 
 
-def modes_table(bench: Result) -> Table:
-    """Return the table of compiler modes: step time over the default mode's; its note names the fastest mode."""
-    fastest: dict[str, str] = {}
-    for row in sorted(bench["modes"], key=lambda row: row["over_default"]):
-        faster = row["over_default_quartiles"][1] < 1
-        fastest.setdefault(row["contestant"], row["mode"] if faster else "default")
-    note = (
-        "Time of a training step compiled in another mode of `torch.compile` over that of the default mode in the same "
-        "round, median over rounds; reduce-overhead takes CUDA graphs. Fastest, by more than the quartiles' spread: "
-        f"{', '.join(f'{name} in {mode}' for name, mode in fastest.items())}."
-    )
-    return _table(
-        bench["modes"], note, (words("step, mode"), _strong), (Column("over default"), _number("over_default", 2)),
-        (Column("quartiles"), _quartiles("over_default")), (Column("step"), _ms),
-    )  # fmt: skip
-
-
 #: The table of each part, in the page's order.
 TABLES: dict[str, Callable[[Result], Table]] = {
-    "checks": checks_table, "operands": operands_table, "steps": steps_table, "memory": memory_table,
-    "at_once": at_once_table, "parts_of_runs": parts_table, "optimizers": optimizers_table, "modes": modes_table,
+    "operands": operands_table, "steps": steps_table, "memory": memory_table, "at_once": at_once_table,
+    "parts_of_runs": parts_table, "optimizers": optimizers_table,
 }  # fmt: skip
 
 

@@ -47,7 +47,7 @@ class Kind:
 
     @classmethod
     def of(cls, probes: Sequence[Mapping[str, float]]) -> Kind:
-        """Return the mean of ``probes``, the seconds that `altgrad.benchmark.probe` measured in each process."""
+        """Return the mean of ``probes``, the seconds that `altgrad.benchmark.runs` measured in each process."""
 
         def mean(name: str) -> float:
             return sum(probe[name] for probe in probes) / len(probes)

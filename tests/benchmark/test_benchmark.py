@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from altgrad.benchmark import operands, steps
-from altgrad.benchmark.sizes import MINIATURE, ON_CPU, ON_GPU
+from altgrad.benchmark.session import MINIATURE, ON_CPU, ON_GPU
 from altgrad.benchmark.steps import Step, contestants, matmul_operations
 from altgrad.benchmark.tables import BASELINE
 from altgrad.benchmark.timing import gemm_rate
