@@ -169,8 +169,8 @@ class Comparison:
     @property
     def noise_floor(self) -> float:
         """The median over grid entries of half the 95 % interval of their cost; NaN if no cost has an interval."""
-        halves = [claim.half_width for (kind, *_), claim in self.claims.items() if kind == COST]
-        known = [half for half in halves if half > 0]
+        costs = [claim.difference for (kind, *_), claim in self.claims.items() if kind == COST]
+        known = [cost.half_width for cost in costs if cost.sd > 0]
         return float(np.median(known)) if known else math.nan
 
     @property

@@ -120,7 +120,7 @@ def compared(study: Study, comparison: Comparison) -> pd.DataFrame:
         half = delta.half_width
         rows.append((
             kind, entry, arms[-1] if kind == MATCHED else arm, against, delta.n, delta.mean, delta.mean - half,
-            delta.mean + half, delta.mean / delta.error if delta.sd > 0 else None, claim.alone,
+            delta.mean + half, delta.mean / delta.error if delta.sd > 0 else None, delta.p_value(),
             None if claim.outcome in UNTESTED else claim.adjusted, claim.outcome, claim.exploratory,
         ))  # fmt: skip
     columns = ["comparison", "format", "optimizer", "against", "seeds", "delta", "ci_low_alone", "ci_high_alone",

@@ -11,10 +11,9 @@ rate at which a run diverged is not the best.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -37,22 +36,15 @@ EXPERIMENT, QUESTION = "tuning", "default-rates.yaml"  # the file of the experim
 EQUAL = {"parameters": "model", "steps": "number of steps", "tokens": "number of tokens"}
 
 
-@dataclass(frozen=True)
-class Tuned:
+class Tuned(NamedTuple):
     """The learning rates tried for an optimizer, ascending, and the best; ``against``: why they do not count, if so."""
 
     rates: tuple[float, ...]
     best: float
     against: str | None
 
-    @property
-    def bracketed(self) -> bool:
-        """Whether a smaller and a larger rate than the best were tried."""
-        return self.rates[0] < self.best < self.rates[-1]
 
-
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(NamedTuple):
     """The seeds and entries of the experiment, and by optimizer what it found."""
 
     seeds: tuple[int, ...]
@@ -161,7 +153,7 @@ def _tuned_before(study: Study, tuning: Tuning | None) -> Met:
             bad.append(f"{arm}: tuned {tuned.against}")
         elif not math.isclose(rate, tuned.best):
             bad.append(f"{arm}: {rate:g}, and {tuned.best:g} was better")
-        elif not tuned.bracketed:
+        elif not tuned.rates[0] < tuned.best < tuned.rates[-1]:
             bad.append(f"{arm}: {rate:g}, at the edge of the rates tried")
         else:
             good.append(f"{arm} {rate:g} of {tuned.rates[0]:g} to {tuned.rates[-1]:g}")

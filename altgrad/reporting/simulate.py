@@ -144,8 +144,8 @@ def rates(design: Design, noise: Spread, draws: int, seed: int = 0) -> dict[str,
     without = [design.read(design.drawn(random, noise)) for _ in range(draws)]
     with_one = [design.read(design.drawn(random, noise, gains)) for _ in range(draws)]
     wrong = [any(claim.significant and not claim.exploratory for claim in study.values()) for study in without]
-    intervals = [r for study in without + with_one if (r := study.get(noisiest)) is not None and r.half_width > 0]
-    covered = [abs(result.difference.mean) <= result.half_width for result in intervals]
+    last = [result.difference for study in without + with_one if (result := study.get(noisiest)) is not None]
+    covered = [abs(difference.mean) <= difference.half_width for difference in last if difference.sd > 0]
     found = [(result := study.get(effect)) is not None and result.significant for study in with_one]
     shares = {"false_significant": wrong, "covered": covered, "found": found}
     return {name: float(np.mean(share)) for name, share in shares.items()}

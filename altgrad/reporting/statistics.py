@@ -242,19 +242,9 @@ class Result:
     exploratory: bool = False
 
     @property
-    def half_width(self) -> float:
-        """Half of the unadjusted 95 % interval; NaN where there is none."""
-        return self.difference.half_width
-
-    @property
     def significant(self) -> bool:
         """Whether the loss is significantly lower or higher."""
         return self.outcome in (LOWER, HIGHER)
-
-    @property
-    def alone(self) -> float:
-        """The unadjusted p-value of the paired t-test; NaN where there is nothing to test."""
-        return self.difference.p_value()
 
 
 def judged(differences: Mapping[Name, Difference], seeds: int = SEEDS) -> dict[Name, Result]:

@@ -78,8 +78,8 @@ def outcome(result: Result) -> str:
     """Return the outcome of a result in words; ``result.visible`` follows an inconclusive one in brackets."""
     text = f"**{result.outcome}**" if result.significant else result.outcome
     text += f" ({number(result.visible, 4)})" if result.outcome == INCONCLUSIVE else ""
-    apart = result.outcome not in UNTESTED and result.alone <= LEVEL < result.adjusted
-    text += f", p alone {p_value(result.alone)}" if apart else ""
+    apart = result.outcome not in UNTESTED and result.difference.p_value() <= LEVEL < result.adjusted
+    text += f", p alone {p_value(result.difference.p_value())}" if apart else ""
     return f"{text}, exploratory" if result.exploratory else text
 
 

@@ -97,7 +97,7 @@ def _words(study: Study, comparison: Comparison) -> dict[str, str]:
     rules = [rule for cell in study.resolved.values() for rule in every_rule(cell)]
     grads = {rule["grad"]["format"] for rule in rules if rule["grad"]}
     metric, gains = study.primary, comparison.gains.dropna(subset="claim")
-    specific, spread = gains["beyond"].notna().any(), any(claim.half_width > 0 for claim in gains["claim"])
+    specific, spread = gains["beyond"].notna().any(), any(claim.difference.sd > 0 for claim in gains["claim"])
     return {
         "baseline": study.baseline or "the baseline",
         "optimizer": shown_optimizer(study, comparison),

@@ -68,7 +68,7 @@ def gains(study: Study, comparison: Comparison) -> Figure | None:
 
 
 def _difference(axis: Axes, y: float, result: Result, style: dict[str, Any]) -> None:
-    mean, half = result.difference.mean, result.half_width
+    mean, half = result.difference.mean, result.difference.half_width
     if np.isfinite(half):
         axis.plot([mean - half, mean + half], [y, y], color=style["color"], linewidth=1.2)
     axis.plot(mean, y, **style)

@@ -103,7 +103,7 @@ class Question(Settings):
             raise UserError("\n".join(sentences(error, str(path)))) from None
 
     def settings(self, experiment: str) -> dict[str, Any]:
-        """Return what an experiment changes in params.yaml. Raises :class:`UserError` for a wrong ``like``."""
+        """Return an experiment's changes to params.yaml. Raises :class:`UserError` for a wrong ``like``."""
         chain = [experiment]
         while (name := self.runs[chain[-1]].get(LIKE)) is not None:
             if name not in self.runs:

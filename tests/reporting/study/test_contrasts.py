@@ -154,7 +154,7 @@ def test_every_estimate_and_interval_is_that_of_the_page(study):
     for row in PRINTED:
         result = judged({0: difference(row["terms"], study)}, 2)[0]
         mean = result.difference.mean
-        half = 0.0 if result.difference.is_zero else result.half_width
+        half = 0.0 if result.difference.is_zero else result.difference.half_width
         digits = len(row["estimate"].split(".")[1])
         ours = [signed(value, digits) for value in (mean, mean - half, mean + half)]
         assert ours == [row["estimate"], row["low"], row["high"]], row
