@@ -35,7 +35,7 @@ from altgrad.metrics.first_anomaly import (
     threshold_of,
 )
 from altgrad.metrics.metric import ROLES
-from altgrad.reporting.figures.style import drawing, panels, save
+from altgrad.reporting.figures import drawing, panels, save
 from altgrad.reporting.load import COMPLETED, DIVERGED, IDENTITY, MISSING, Study, load_study
 from altgrad.reporting.markdown import number, plural, significant
 

@@ -17,7 +17,17 @@ from scipy import stats
 from altgrad.formats import get_format
 from altgrad.reporting import tables
 from altgrad.reporting.compare import BYTES, compare, memory
-from altgrad.reporting.figures import FigureSpec, draw, report_figures
+from altgrad.reporting.figures import (
+    LOOKS,
+    RESERVE,
+    FigureSpec,
+    draw,
+    drawing,
+    looks,
+    panels,
+    report_figures,
+    spread_axis,
+)
 from altgrad.reporting.figures.layers import (
     BINS_PER_BINADE,
     LOWEST,
@@ -26,7 +36,6 @@ from altgrad.reporting.figures.layers import (
     weight_format,
 )
 from altgrad.reporting.figures.losses import courses, front, loss_curves
-from altgrad.reporting.figures.style import LOOKS, RESERVE, drawing, looks, panels, spread_axis
 from altgrad.reporting.load import IDENTITY, Study
 from tests.reporting.made_losses import ADAMW, STIFF, study_of, texts
 

@@ -20,8 +20,7 @@ from matplotlib.patches import Rectangle
 from altgrad.config.recipe import last_matching
 from altgrad.formats import Format
 from altgrad.reporting.compare import Comparison, at_best, in_order, late, of_completed, per_layer
-from altgrad.reporting.figures import in_report
-from altgrad.reporting.figures.style import Look, drawing, legend, looks, panels, save, tiles
+from altgrad.reporting.figures import Look, drawing, in_report, legend, looks, panels, save, tiles
 from altgrad.reporting.load import IDENTITY, Study
 from altgrad.reporting.optimizer_roles import entry_role
 

@@ -19,8 +19,7 @@ from altgrad.reporting.compare import (
     of_completed,
     shown_optimizer,
 )
-from altgrad.reporting.figures import in_report
-from altgrad.reporting.figures.style import Look, framed, legend, looks, panels, spread_axis, tiles
+from altgrad.reporting.figures import Look, framed, in_report, legend, looks, panels, spread_axis, tiles
 from altgrad.reporting.load import DIVERGED, Study
 from altgrad.reporting.optimizer_roles import entry_role, is_plain_in
 from altgrad.reporting.statistics import Result, interval

@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 from altgrad.config.tensor_recipe import BLOCK_FORMATS
 from altgrad.formats import get_format
 from altgrad.formats.clamping import cut_off, right_token
-from altgrad.reporting.figures.style import drawing, panels, save
+from altgrad.reporting.figures import drawing, panels, save
 from altgrad.reporting.statistics import SMALLEST_EFFECT
 from altgrad.reporting.study.questions import NATS, Answer, ContrastResult
 from altgrad.reporting.study.runs import RunTable
