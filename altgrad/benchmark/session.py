@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from altgrad.benchmark import operands, runs, steps, tables, timing
-from altgrad.benchmark.records import Record
-from altgrad.benchmark.tables import BASELINE
+from altgrad.benchmark import operands, runs, steps, timing
+from altgrad.benchmark.records import BASELINE, TABLES, Record, as_text
 from altgrad.benchmark.timing import in_turn
 from altgrad.common.provenance import environment
 from altgrad.common.threads import usable_cores
@@ -181,8 +180,8 @@ class Session:
             for part, rows in measured.items():
                 self.record.put(part, rows)
             self.record.put_item(item.name, took := time.perf_counter() - started)
-            shown = [part for part in measured if part in tables.TABLES]
-            texts = (f"\n{tables.as_text(part, measured[part], self.record.content)}" for part in shown)
+            shown = [part for part in measured if part in TABLES]
+            texts = (f"\n{as_text(part, measured[part], self.record.content)}" for part in shown)
             print(f"{number} {item.name}: {took:.0f} s{''.join(texts)}", flush=True)
         return [item.name for item in items if not self.record.has(item.name)]
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from altgrad.benchmark.tables import BASELINE
+from altgrad.benchmark.records import BASELINE
 from altgrad.benchmark.timing import in_turn, ratio, seconds
 from altgrad.common.errors import run_stage
 from altgrad.config.recipe import TORCHAO_RECIPES, Rule

@@ -6,8 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from altgrad.benchmark.records import Record, machine_blocks, write_page
-from altgrad.benchmark.tables import sizes
+from altgrad.benchmark.records import Record, machine_blocks, sizes, write_page
 from altgrad.common.files import read_json, write_json
 from altgrad.reporting.markdown import Table
 from tests.benchmark.made import record
