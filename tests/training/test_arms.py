@@ -10,8 +10,7 @@ from safetensors.torch import load_file
 from altgrad.config.cell import scratch_directory
 from altgrad.model import linear_layers
 from altgrad.model.from_cell import arm_of, build_model
-from altgrad.optim import build_optimizer
-from altgrad.training.grids import weight_grids
+from altgrad.optim import build_optimizer, weight_grids
 from tests.optim.arms import ARMS
 from tests.training.conftest import VOCABULARY, arm_cell, trained
 

@@ -18,9 +18,8 @@ from altgrad.model.from_cell import arm_of, build_model
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics import quantize
 from altgrad.numerics.sums import UpdateSums
-from altgrad.optim import build_optimizer
+from altgrad.optim import build_optimizer, weight_grids
 from altgrad.training import train_cell
-from altgrad.training.grids import weight_grids
 from altgrad.training.monitor import (
     SEQUENCES,
     Measurement,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import subprocess
 import sys
@@ -13,10 +14,9 @@ import torch
 from altgrad.common.files import read_json, write_text
 from altgrad.config import Cell
 from altgrad.formats import get_format
-from altgrad.model import GPT
+from altgrad.model import GPT, unquantize_model
 from altgrad.model.from_cell import build_model
 from altgrad.training import train_cell
-from altgrad.training.records import float_copy
 from tests.training.conftest import VOCABULARY, diagnosed, make_cell
 
 RECIPES = {"tensorwise": "E5M2", "rowwise": "E4M3", "rowwise_with_gw_hp": "E4M3"}  # and the gradients' format
@@ -64,9 +64,10 @@ def test_a_compiled_cell_ends_where_an_eager_one_does(tokens, tmp_path, recipe):
 @pytest.mark.parametrize("make", [ao_cell, make_cell])
 def test_the_unquantized_copy_is_the_plain_model_with_the_same_weights(make):
     model = build_model(make(), VOCABULARY, torch.device("cpu")).eval()
-    copy, plain, tokens = float_copy(model), GPT(model.config).eval(), torch.randint(VOCABULARY, (2, 8))
+    unquantized, plain = unquantize_model(copy.deepcopy(model)), GPT(model.config).eval()
+    tokens = torch.randint(VOCABULARY, (2, 8))
     plain.load_state_dict(model.state_dict(), strict=False)
-    assert "Float8Linear" not in str(copy) and torch.equal(copy(tokens), plain(tokens))
+    assert "Float8Linear" not in str(unquantized) and torch.equal(unquantized(tokens), plain(tokens))
 
 
 FRESH = """

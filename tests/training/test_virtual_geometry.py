@@ -26,8 +26,7 @@ from altgrad.model import (
     virtual_weight,
 )
 from altgrad.model.from_cell import arm_of, build_model
-from altgrad.optim import build_optimizer
-from altgrad.training.grids import weight_grids
+from altgrad.optim import build_optimizer, weight_grids
 from tests.optim.arms import ARMS, EXTREMES
 from tests.training.conftest import VOCABULARY, arm_cell, diagnosed, make_cell, trained, with_weight
 
