@@ -8,7 +8,7 @@ into gradients. Products are in float32.
 
 NNGeometry 0.4 computes Fisher information and Kronecker factors too, but not of these layers. Its list of layer classes
 has neither embeddings nor quantized layers. Its linear layers take inputs of shape (samples, features), without the
-tokens of a language model. It requires torchvision. Here it would do three products of `altgrad.diagnostics.curvature`.
+tokens of a language model. It requires torchvision. Here it would do three products of `altgrad.diagnostics.geometry`.
 """
 
 from __future__ import annotations

@@ -16,8 +16,16 @@ import torch
 from torch import Tensor
 
 from altgrad.diagnostics import ANALYSES, LayerView
-from altgrad.diagnostics.analysis import QuantizationGrid, cosine, shuffled, spearman
-from altgrad.diagnostics.curvature import DAMPING, Curvature, Fisher, Spectrum
+from altgrad.diagnostics.analysis import (
+    DAMPING,
+    Curvature,
+    Fisher,
+    QuantizationGrid,
+    Spectrum,
+    cosine,
+    shuffled,
+    spearman,
+)
 from altgrad.formats import get_format
 from altgrad.optim import stiffness
 from tests.diagnostics.test_diagnose_cell import noise

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from altgrad.config.recipe import ROLES, Rule
 from altgrad.diagnostics.analysis import LayerView
-from altgrad.diagnostics.gradients import cosine_exact
-from altgrad.diagnostics.noise_sources import Batch, bias_and_scatter, noises, only
+from altgrad.diagnostics.gradients import Batch, bias_and_scatter, cosine_exact, noises, only
 from altgrad.model import GPT, GPTConfig, Recipe, linear_layers, quantize_model, unquantize_model
 from altgrad.numerics import compute_scale, quantize, rotate_rows
 

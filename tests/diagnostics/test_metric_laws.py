@@ -15,10 +15,8 @@ import scipy.stats
 import torch
 
 from altgrad.diagnostics import ANALYSES, Histogram, LayerView
-from altgrad.diagnostics.analysis import QuantizationGrid, singular_values
-from altgrad.diagnostics.curvature import Curvature, Fisher, Spectrum
+from altgrad.diagnostics.analysis import Curvature, Fisher, GradientNoise, QuantizationGrid, Spectrum, singular_values
 from altgrad.diagnostics.diagnose import Row, _flags
-from altgrad.diagnostics.noise_sources import GradientNoise
 from altgrad.formats import get_format
 from altgrad.metrics import METRICS
 

@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from altgrad.common.files import read_json
 from altgrad.config import Cell, UserError
 from altgrad.config.schema import Diagnose
-from altgrad.diagnostics.curvature import TOLERANCE, curvatures, fishers, lanczos, mean_and_error
-from altgrad.diagnostics.noise_sources import gradient_noises
+from altgrad.diagnostics.geometry import TOLERANCE, curvatures, fishers, lanczos, mean_and_error
+from altgrad.diagnostics.gradients import gradient_noises
 from altgrad.diagnostics.rebuilt import RebuiltModel, StraightThroughLinear, replace_linear
 from altgrad.diagnostics.saved import SavedRun
 from altgrad.model import GPT, GPTConfig, Recipe, linear_layers
