@@ -28,8 +28,7 @@ from altgrad.config.schema import Diagnose
 from altgrad.diagnostics.analysis import Analysis, Histogram, LayerView, needed
 from altgrad.diagnostics.geometry import curvatures, fishers
 from altgrad.diagnostics.gradients import gradient_noises
-from altgrad.diagnostics.rebuilt import RebuiltModel
-from altgrad.diagnostics.saved import SavedRun
+from altgrad.diagnostics.saved import RebuiltModel, SavedRun
 from altgrad.metrics import METRICS, Metric
 
 OK, NONFINITE = "ok", "nonfinite"

@@ -5,7 +5,7 @@ model's own prediction, token by token. So this is the true Fisher information, 
 labels (Kunstner et al. 2019, arXiv:1905.12558). Like the loss it is a mean over tokens, or a classifier's labels.
 
 **Hessian**: the Hessian of the rebuilt model's loss, over all parameters and for each layer. Its product with a vector
-is a second backward pass through the straight-through path (see `altgrad.diagnostics.rebuilt`). So nothing larger than
+is a second backward pass through the straight-through path (see `altgrad.diagnostics.saved`). So nothing larger than
 a gradient is in memory.
 
 Does the format's spacing S (stiffness) resemble the geometry of the loss? The natural gradient F^-1 g is steepest
@@ -34,7 +34,7 @@ from altgrad.diagnostics.analysis import (
     shuffled,
     spearman,
 )
-from altgrad.diagnostics.rebuilt import RebuiltModel, second_derivatives
+from altgrad.diagnostics.saved import RebuiltModel, second_derivatives
 from altgrad.metrics import Limit, mean
 
 SEED = 0
@@ -171,10 +171,7 @@ def fisher_trace(view: LayerView) -> float:
 
 
 def fisher_stiffness_rho(view: LayerView) -> float | None:
-    """Return the rank correlation of the Fisher diagonal and the stiffness; ``None`` where either is constant.
-
-    It is -1 where the weights that matter most to the loss have the finest spacing.
-    """
+    """Return the rank correlation of the Fisher diagonal and the stiffness; ``None`` where either is constant."""
     return spearman(needed(view.fisher).diagonal, view.stiffness)
 
 

@@ -43,7 +43,7 @@ from altgrad.diagnostics.analysis import (
     shuffled,
     spearman,
 )
-from altgrad.diagnostics.rebuilt import plain_model
+from altgrad.diagnostics.saved import plain_model
 from altgrad.metrics import Limit, mean
 from altgrad.model import GPT, QuantizedLinear, embedded_weights, linear_layers, quantize_model, unquantize_model
 from altgrad.model.from_cell import recipe_of

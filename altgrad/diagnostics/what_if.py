@@ -39,8 +39,7 @@ from altgrad.common.errors import UserError
 from altgrad.config import Cell
 from altgrad.config.recipe import HEADS, ROLES, Recipe, Rule, TensorRecipe
 from altgrad.diagnostics.analysis import ratio_db
-from altgrad.diagnostics.rebuilt import RebuiltModel, StraightThroughLinear
-from altgrad.diagnostics.saved import SavedRun
+from altgrad.diagnostics.saved import RebuiltModel, SavedRun, StraightThroughLinear
 from altgrad.formats import get_format
 from altgrad.formats.clamping import significand
 from altgrad.numerics import amax, format_constants, operand_scale, quantize

@@ -16,7 +16,7 @@ from altgrad.common.files import read_json, write_json, write_text
 from altgrad.config import Cell, UserError
 from altgrad.diagnostics.__main__ import main
 from altgrad.diagnostics.evaluated import AS_TRAINED, UNQUANTIZED, Evaluated, pruned, quantized, without_smallest
-from altgrad.diagnostics.rebuilt import RebuiltModel
+from altgrad.diagnostics.saved import RebuiltModel
 from altgrad.diagnostics.what_if import SPLITS, probe, rounded, spec_of
 from altgrad.model.from_cell import recipe_of
 from altgrad.training.run import train_cell
