@@ -27,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from io import StringIO
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,20 +145,13 @@ def what_if(layers: Mapping[str, Probed], formats: Sequence[str] = SPLITS) -> pd
 
     ``loss_first`` and ``loss_second`` are the two numbers that `Probed.loss_change` returns.
     """
-    return pd.DataFrame(_rows(layers, formats), columns=list(COLUMNS))
-
-
-def _rows(layers: Mapping[str, Probed], formats: Sequence[str]) -> Iterator[tuple[object, ...]]:
-    for layer, probed in layers.items():
-        for role in ROLES:
-            t = getattr(probed, role)
-            for fmt in formats:
-                for granularity in GRANULARITIES:
-                    spec = spec_of(fmt, granularity)
-                    for rounding in ROUNDINGS:
-                        after = rounded(t, spec, rounding)
-                        change = probed.loss_change(role, after - t)
-                        yield layer, role, fmt, granularity, rounding, *tensor_error(t, after, spec), *change
+    rows = []
+    for (layer, probed), *way in product(layers.items(), ROLES, formats, GRANULARITIES, ROUNDINGS):
+        role, fmt, granularity, rounding = way
+        t, spec = getattr(probed, role), spec_of(fmt, granularity)
+        after = rounded(t, spec, rounding)
+        rows.append((layer, *way, *tensor_error(t, after, spec), *probed.loss_change(role, after - t)))
+    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def recommended(table: pd.DataFrame, granularity: str = "tensor") -> Recipe:
@@ -238,22 +232,19 @@ def mantissas(cell: Cell, run_dir: Path, tokens: Path) -> pd.DataFrame:
     element has its significand in the part. ``magnitude`` is the share of these elements in the sum over all blocks.
     Blocks of zeros are left out. Raises :class:`UserError` as `probe` does.
     """
-    return pd.DataFrame(_binade_parts(cell, run_dir, tokens), columns=list(MANTISSA_COLUMNS))
-
-
-def _binade_parts(cell: Cell, run_dir: Path, tokens: Path) -> Iterator[tuple[object, ...]]:
     of_step = cell.train.grad_accumulation * cell.train.batch * cell.model.context
     dtype = torch.bfloat16 if cell.train.compute == "bf16" else torch.float32
     with SavedRun(cell, run_dir) as run:
         steps = run.model_steps
+    rows = []
     for step in steps:
         for layer, tensors in probe(cell, run_dir, tokens, of_step, step).items():
             factor = cell.train.loss_scale * len(tensors.grad) / of_step
             for role in ROLES:
                 t = getattr(tensors, role)
                 t = t.to(dtype) if role != "grad" else (t * factor).to(dtype)
-                for part, blocks, magnitude in histogram(t):
-                    yield step, layer, role, part, blocks, magnitude
+                rows += [(step, layer, role, *part) for part in histogram(t)]
+    return pd.DataFrame(rows, columns=list(MANTISSA_COLUMNS))
 
 
 def histogram(t: Tensor) -> Iterator[tuple[float, float, float]]:
