@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pandas as pd
@@ -186,35 +185,20 @@ def test_rows_stand_out_by_their_norm_over_the_median_of_their_layer():
     assert outstanding_rows({"odd": odd, "more": torch.cat([even, 30 * even[:1]])}) == "more output row 10 (of 11)"
 
 
-def run_with(monkeypatch, tokens, root, disturb, **cell):
+def test_a_run_whose_loss_rises_says_which_weights_went_far(tokens, tmp_path, monkeypatch):
+    """`test_injected.py` has runs that end in NaN."""
     update = Trainer.update
 
     def disturbed(self: Trainer, step: int) -> None:
         if step == 3:
-            disturb(self.model)
+            self.model.norm.weight.data *= 100  # the loss rises,
+            self.model.blocks[0].mlp.up.weight.data[6] *= 100
         update(self, step)
 
     monkeypatch.setattr(Trainer, "update", disturbed)
-    train_cell(make_cell(**cell), tokens, root / "out", root)
-    return json.loads((root / "out/metrics.json").read_text())
-
-
-def test_a_run_that_ends_in_nan_says_which_rows_had_it_first(tokens, tmp_path, monkeypatch):
-    def spoil(model):
-        model.blocks[0].mlp.up.weight.data[5:9] = math.nan
-
-    metrics = run_with(monkeypatch, tokens, tmp_path, spoil)
-    assert (metrics["outcome_step"], metrics["first_nonfinite"]) == (3, "blocks.0.mlp.up weight")
-    assert metrics["first_rows"] == "output rows 5 to 8 (4 of 64)"
-
-
-def test_a_run_whose_loss_rises_says_which_weights_went_far(tokens, tmp_path, monkeypatch):
-    def spoil(model):
-        model.norm.weight.data *= 100  # the loss rises,
-        model.blocks[0].mlp.up.weight.data[6] *= 100
-
     settings = {"compute": "float32", "clip": 1e9, "steps": 60, "divergence": {"spike": 1.5, "window": 3}}
-    metrics = run_with(monkeypatch, tokens, tmp_path, spoil, lr=1e-6, **settings)
+    train_cell(make_cell(lr=1e-6, **settings), tokens, tmp_path / "out", tmp_path)
+    metrics = read_json(tmp_path / "out/metrics.json")
     assert metrics["outcome"] == "diverged" and metrics["first_nonfinite"] is None and metrics["val_loss"] is None
     assert 1 <= metrics["outcome_step"] <= metrics["steps"] < 60
     assert metrics["first_rows"] == "blocks.0.mlp.up output row 6 (of 64)"
