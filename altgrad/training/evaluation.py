@@ -8,6 +8,7 @@ are used nowhere before. ``scores.safetensors`` then holds the scores that all m
 
 from __future__ import annotations
 
+import csv
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from altgrad.common.errors import UserError
+from altgrad.common.files import replacing
 from altgrad.config import Cell
 from altgrad.config.tasks import ON_TEST, ON_VALIDATION, TITLES
 from altgrad.data.batches import Classification, Pieces, Task, TruthAndScores
@@ -26,7 +28,7 @@ from altgrad.data.corpora import Split, label_text
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.training import machine
 from altgrad.training.ranks import Ranks
-from altgrad.training.records import write_csv, write_tensors
+from altgrad.training.records import write_tensors
 
 TOLERANCE = 0.01  # relative difference of the compiled loss; usually 1e-5, from sums rounded in another order
 LARGEST_EXPONENT = 709.0  # beyond it exp() leaves float64
@@ -154,7 +156,9 @@ class Evaluation:
             values = classification_metrics(truth, scores, thresholds)
             metrics |= {columns[split][name]: value for name, value in values.items()}
         write_tensors(out / "scores.safetensors", tensors)
-        write_csv(out / "predictions.csv", _predictions(task, scored, thresholds))
+        table = out / "predictions.csv"
+        with replacing(table) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(_predictions(task, scored, thresholds))
         return metrics
 
     def _scores(self, pieces: Pieces, sequences: int | None = None) -> TruthAndScores:

@@ -19,7 +19,6 @@ copy of it. The file's metadata maps each layer to the formats of its three role
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 import math
@@ -64,12 +63,6 @@ def write_monitors(path: Path, rows: list[list[Any]]) -> None:
     """Write ``monitors.parquet``: tidy rows step, layer, role, metric, value."""
     types = [pyarrow.int64(), pyarrow.string(), pyarrow.string(), pyarrow.string(), pyarrow.float64()]
     write_rows(path, rows, pyarrow.schema(zip(Measurement._fields, types, strict=True)))
-
-
-def write_csv(path: Path, rows: Iterable[Sequence[Any]]) -> None:
-    """Write ``rows`` to the CSV file ``path`` atomically; the first row names the columns."""
-    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(rows)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
