@@ -143,18 +143,6 @@ def test_the_citation_says_what_the_package_says() -> None:
     assert citation["license"] == "Apache-2.0" and citation["authors"] == [{"name": "The AltGrad authors"}]
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "CHANGELOG.md"])
-def test_what_a_page_names_is_there(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    for target in re.findall(r"\]\((?!http)([^)#]+)", text):
-        assert (ROOT / target).exists(), target
-    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    for target in re.findall(r"`make ([\w-]+)", text):
-        assert target in targets, target
-    for name in re.findall(r"`altgrad\.([a-z_.]+)`", text):
-        assert any((PACKAGE / name.replace(".", "/")).with_suffix(end).exists() for end in ("", ".py")), name
-
-
 def test_the_changelog_ends_with_a_section_per_released_version_or_none_is_released() -> None:
     headings = re.findall(r"^## \[([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert headings[0] == "Unreleased" and len(set(headings)) == len(headings)

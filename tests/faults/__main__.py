@@ -31,8 +31,7 @@ def cases(bench: Bench, kills: int, seconds: float, disks: int) -> dict[str, Cal
         found[f"{fault} {place}"] = partial(damages.damaged, bench, fault, place)
     for fault in ("cut", "bit flipped"):
         found[f"{fault} checkpoints"] = partial(damages.damaged_checkpoint, bench, fault)
-        for what in ("loops in C++", "compiled graphs"):
-            found[f"{fault} {what}"] = partial(damages.damaged_compiled, bench, fault, what)
+        found[f"{fault} loops in C++"] = partial(damages.damaged_loops, bench, fault)
     found["worker killed"] = partial(campaign.worker_killed, bench)
     found["two at once"] = partial(campaign.two_at_once, bench)
     if damages.may_mount(bench.folder):
