@@ -98,7 +98,7 @@ def documents(corpus: Corpus, split: Split) -> Iterator[str]:
     Documents are streamed, and none is blank. A split that the corpus does not have (a data set without a test split)
     yields nothing. An unreadable corpus raises :class:`altgrad.config.UserError`, which says what to change.
     """
-    return _module_of(corpus).documents(corpus, split)
+    return (row.text for row in _module_of(corpus).rows(corpus, split, labels=False))
 
 
 def labelled(corpus: Corpus, split: Split) -> Iterator[Labelled]:
@@ -106,7 +106,7 @@ def labelled(corpus: Corpus, split: Split) -> Iterator[Labelled]:
 
     Raises :class:`altgrad.config.UserError` also where the corpus has no labels.
     """
-    return _module_of(corpus).labelled(corpus, split)
+    return _module_of(corpus).rows(corpus, split, labels=True)
 
 
 def _module_of(corpus: Corpus) -> ModuleType:

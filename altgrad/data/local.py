@@ -46,24 +46,16 @@ BATCH_ROWS = 256
 NO_OBJECT = "is not a JSON object; a file has one on each line, or is an array of them"
 
 
-def documents(corpus: LocalCorpus, split: Split) -> Iterator[str]:
-    """Yield the texts of ``split`` (see the module's docstring). Near copies are not dropped yet.
+def rows(corpus: LocalCorpus, split: Split, *, labels: bool) -> Iterator[Labelled]:
+    """Yield the texts of ``split`` (see the module's docstring), with the names of a table's ``labels`` if asked.
 
-    Raises :class:`UserError` when the path, its files or the column cannot be read.
+    Near copies are not dropped yet. Raises :class:`UserError` when the path, its files or a column cannot be read.
     """
-    return (row.text for row in _kept(corpus, split, {"text": corpus.text}))
-
-
-def labelled(corpus: LocalCorpus, split: Split) -> Iterator[Labelled]:
-    """Yield the texts of a table's ``split`` with their labels' names; raise :class:`UserError` as `documents` does."""
     path = Path(corpus.path).expanduser()
-    if path.is_dir() or (path.is_file() and _unpacked(path).suffix.lower() not in TABLES):
+    if labels and (path.is_dir() or (path.is_file() and _unpacked(path).suffix.lower() not in TABLES)):
         raise UserError(f"corpus path {path} has no labels; to classify, name a table ({', '.join(TABLES)}) with them")
-    return _kept(corpus, split, {"text": corpus.text, "labels": corpus.labels})
-
-
-def _kept(corpus: LocalCorpus, split: Split, columns: Columns) -> Iterator[Labelled]:
-    for row in _rows(Path(corpus.path).expanduser(), split, columns):
+    columns = {"text": corpus.text} | ({"labels": corpus.labels} if labels else {})
+    for row in _rows(path, split, columns):
         text = row.text.replace("\r\n", "\n").strip()
         if text and len(text) >= corpus.min_characters:
             yield row._replace(text=text)

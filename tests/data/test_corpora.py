@@ -185,7 +185,7 @@ def test_labels_are_the_categories_of_the_licences_and_what_headers_say(tmp_path
     for kind in ("categories", "flags"):
         corpus = LicencesCorpus(source="licences", min_characters=1, labels=kind)
         licences._selected.cache_clear(), licences._categories.cache_clear()
-        rows = [row for split in SPLITS for row in licences.labelled(corpus, split)]
+        rows = [row for split in SPLITS for row in licences.rows(corpus, split, labels=True)]
         assert [row.text for row in rows] == [text for split in SPLITS for text in documents(corpus, split)]
         found[kind] = {row.text: row.labels for row in rows}
         files = {row.text: next(folder.rglob(row.document)).read_text() for row in rows}
