@@ -163,7 +163,7 @@ def test_several_settings_may_stand_in_one_text_and_what_is_so_already_is_not_wr
         ("~train.clip", "one setting has one value"),
         ("train.final_lr=2", "less than or equal to 1"),
         ("train.clip=nan", "train.clip: input should be less than or equal to"),
-        ("tokenizer.vocab_size=7", "vocab_size 7 is outside"),
+        ("tokenizer.vocab_size=7", "tokenizer.vocab_size: input should be greater than or equal to 257, not 7"),
         ("overrides={E9: {train: {clip: 0.5}}}", "'E9' is no format, recipe, arm or cell"),
         ("overrides={E5M2: {train: {clop: 0.5}}}", "did you mean clip"),
         ("+formats.E4M3={exponent_bits:4,mantissa_bits:3}", "the name is taken"),
