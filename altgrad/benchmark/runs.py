@@ -25,7 +25,7 @@ from altgrad.common.files import read_yaml, write_json, write_text
 from altgrad.config import Resolver, write_grid
 from altgrad.config.models import Model
 from altgrad.config.params import load_params
-from altgrad.execution.executor import LOGS, Task
+from altgrad.execution import LOGS, Task
 from altgrad.execution.local import LocalPool
 from altgrad.model import GPT, GPTConfig
 

@@ -19,7 +19,7 @@ import psutil
 
 from altgrad.common.errors import UserError, run_stage
 from altgrad.config import load_params
-from altgrad.execution.executor import Task
+from altgrad.execution import Task
 
 
 def main(arguments: list[str]) -> None:

@@ -21,9 +21,9 @@ from typing import Any
 from altgrad.common.errors import UserError
 from altgrad.common.files import read_json
 from altgrad.config.schema import Budget, Train
+from altgrad.execution import LOGS, Task
 from altgrad.execution.costs import COMPILES, Kind, Settings, kind_of, remembered, report_seconds
 from altgrad.execution.dvc_api import stop_children
-from altgrad.execution.executor import LOGS, Task
 from altgrad.execution.pending import rest
 
 PROBE = [sys.executable, "-m", "stages.probe"]

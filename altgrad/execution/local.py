@@ -29,7 +29,7 @@ from typing import Any
 
 from altgrad.common.files import read_json
 from altgrad.common.threads import GPU_SHARE, usable_cores
-from altgrad.execution.executor import Outcome, Status, Task
+from altgrad.execution import Outcome, Status, Task
 
 LIBRARIES = ["torch._inductor.compile_fx", "torch._inductor.codegen.cpp", "pandas", "pyarrow.parquet"]
 GROWTH = 1 << 30  # bytes by which a process may grow after its first task; a graph has some 100 MB

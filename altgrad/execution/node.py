@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from altgrad.common.errors import DISK_FULL, UserError
 from altgrad.common.files import replacing
-from altgrad.execution.executor import LOGS, Task
+from altgrad.execution import LOGS, Task
 from altgrad.execution.local import LocalPool
 
 WRITES = {"train": ("data/runs/{key}",), "diagnose": ("data/diag/{key}.json", "data/diag/{key}.parquet")}

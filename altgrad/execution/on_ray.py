@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from altgrad.common.errors import UserError
 from altgrad.common.files import read_json, write_text
-from altgrad.execution.executor import TOLD_TO_STOP, Outcome, Status, Task
+from altgrad.execution import TOLD_TO_STOP, Outcome, Status, Task
 from altgrad.execution.node import (
     KEEP_EVERY,
     READS,

@@ -23,7 +23,7 @@ from altgrad.reporting.markdown import Block, Column, Picture, Table, listed, nu
 from altgrad.stability.search import Edge, Ladder, Search, edge_of
 
 if TYPE_CHECKING:
-    from altgrad.execution.executor import Task
+    from altgrad.execution import Task
 
 PARAMS, RUNS = Path("params.yaml"), Path("data/runs")
 OUT = Path("reports/stability")

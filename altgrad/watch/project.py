@@ -19,7 +19,7 @@ from typing import Any
 from altgrad.common.errors import UserError
 from altgrad.common.files import read_json
 from altgrad.config.tasks import HISTORY, ON_VALIDATION, Compared
-from altgrad.execution.executor import HISTORY_FILE, Task
+from altgrad.execution import HISTORY_FILE, Task
 
 AT_ONCE = 1 << 20  # bytes that one look reads at most; the next look goes on
 COLUMNS = (*HISTORY, *ON_VALIDATION.values())  # a classifier alone has the last of them

@@ -27,9 +27,8 @@ from altgrad.benchmark.sizes import ON_GPU
 from altgrad.common.files import write_json
 from altgrad.config import UserError
 from altgrad.config.schema import Budget
-from altgrad.execution import budget
+from altgrad.execution import Outcome, Status, Task, budget
 from altgrad.execution.costs import Kind, kind_of
-from altgrad.execution.executor import Outcome, Status, Task
 from altgrad.model import GPTConfig
 from altgrad.reporting.markdown import to_markdown
 from tests.benchmark.made import record

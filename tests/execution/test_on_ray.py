@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from altgrad.config import UserError
-from altgrad.execution.executor import Task
+from altgrad.execution import Task
 from altgrad.execution.node import About, Ended, Growth, News, pack, unpack
 from altgrad.execution.on_ray import ATTEMPTS, RayCluster, _Machine
 

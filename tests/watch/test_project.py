@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from altgrad.common.files import read_json, write_json
 from altgrad.config import UserError
-from altgrad.execution.executor import Task
+from altgrad.execution import Task
 from altgrad.watch import project as watched
 from altgrad.watch.events import _cell
 from altgrad.watch.project import DIAGNOSED, FAILED, PAUSED, TRAINED, TRAINS, WAITS, Lines, Project
