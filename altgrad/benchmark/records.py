@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from altgrad.benchmark.tables import BASELINE, Result, tables_of
-from altgrad.common.files import read_json, write_text
-from altgrad.common.provenance import write_record
+from altgrad.common.files import read_json, write_record, write_text
 from altgrad.reporting.markdown import Block, escaped, integer, to_markdown
 
 MACHINE = ("device", "on_gpu", "threads", "processor", "vector_instructions")  # what identifies a machine

@@ -26,8 +26,7 @@ from altgrad.benchmark.records import Record
 from altgrad.benchmark.sizes import MINIATURE, ON_CPU, ON_GPU
 from altgrad.benchmark.tables import BASELINE
 from altgrad.benchmark.timing import in_turn
-from altgrad.common.provenance import environment
-from altgrad.common.threads import usable_cores
+from altgrad.common.machine import environment, usable_cores
 from altgrad.config import load_params
 from altgrad.config.models import Model
 from altgrad.model import GPTConfig

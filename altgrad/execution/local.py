@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from altgrad.common.files import read_json
-from altgrad.common.threads import GPU_SHARE, usable_cores
+from altgrad.common.machine import GPU_SHARE, usable_cores
 from altgrad.execution import Outcome, Status, Task
 
 LIBRARIES = ["torch._inductor.compile_fx", "torch._inductor.codegen.cpp", "pandas", "pyarrow.parquet"]

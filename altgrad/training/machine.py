@@ -26,7 +26,7 @@ from torch import nn
 
 from altgrad import __version__
 from altgrad.common.files import sha256_of, write_text
-from altgrad.common.threads import GPU_SHARE, processor_name, usable_cores
+from altgrad.common.machine import GPU_SHARE, processor_name, usable_cores
 from altgrad.config.schema import Train
 from altgrad.model import linear_layers
 from altgrad.model.hardware import SWITCH, multiplies_bf16

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from altgrad.common.files import write_json
-from altgrad.common.threads import GPU_SHARE
+from altgrad.common.machine import GPU_SHARE
 from altgrad.execution import Outcome, Task
 from altgrad.execution.local import CONTEXT_MB, GROWTH, MARGIN, LocalPool, measured_mb
 from altgrad.execution.progress import why_it_failed

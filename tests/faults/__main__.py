@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from altgrad.common.files import write_text
-from altgrad.common.provenance import environment
-from altgrad.common.threads import usable_cores
+from altgrad.common.machine import environment, usable_cores
 from tests.faults import campaign, damages
 from tests.faults.campaign import Bench, Outcome
 

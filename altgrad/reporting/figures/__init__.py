@@ -16,7 +16,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from altgrad.common.threads import usable_cores
+from altgrad.common.machine import usable_cores
 from altgrad.reporting.compare import Comparison, shown_optimizer
 from altgrad.reporting.figures.style import drawing, save
 from altgrad.reporting.load import Study, every_rule
