@@ -20,7 +20,7 @@ from altgrad.common.files import replacing, write_text
 from altgrad.config import Params, load_params
 from altgrad.reporting.figures.style import drawing, looks, panels, save
 from altgrad.reporting.markdown import Block, Column, Picture, Table, listed, number, plural, to_markdown, words
-from altgrad.stability.search import Edge, Ladder, Search, edge_of
+from altgrad.stability import Edge, Ladder, Search, edge_of
 
 if TYPE_CHECKING:
     from altgrad.execution import Task

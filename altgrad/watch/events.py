@@ -26,7 +26,7 @@ from typing import Any
 
 from altgrad.config.tasks import Compared
 from altgrad.execution import BEGAN
-from altgrad.watch.project import FAILED, PAUSED, TRAINS, Change, HistoryRow, Project, Seen
+from altgrad.watch import FAILED, PAUSED, TRAINS, Change, HistoryRow, Project, Seen
 
 WINDOW = 120  # seconds over which the pace is measured
 COMPLETED = "completed"
