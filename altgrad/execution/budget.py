@@ -26,7 +26,7 @@ from altgrad.execution.costs import COMPILES, Kind, Settings, kind_of, remembere
 from altgrad.execution.dvc_api import stop_children
 from altgrad.execution.pending import rest
 
-PROBE = [sys.executable, "-m", "stages.probe"]
+PROBE = [sys.executable, "-m", "altgrad.benchmark.probe"]
 COMPILING = 30.0  # seconds to compile the graph of a kind, once, on one core
 WORTH_COMPILING = 600.0  # a grid that takes at least so many seconds is compiled for the estimate
 

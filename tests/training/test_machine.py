@@ -22,7 +22,7 @@ from altgrad.model.hardware import SWITCH, multiplies_bf16
 from altgrad.numerics import loops
 from altgrad.training import machine
 from altgrad.training.machine import RECORDS, choose_compute, recorded, remove_damaged
-from tests.faults.damages import cut, flip
+from reports.faults.damages import cut, flip
 
 CPU = torch.device("cpu")
 
