@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pyarrow
 import pytest
 
 from altgrad.config import UserError
@@ -99,22 +98,6 @@ def test_texts_that_share_less_than_the_limit_are_kept(folder_of: Folder, tmp_pa
     files = {f"{i}.txt": " ".join([*shared, *prose(20)]) for i in range(40)} | {"sign.txt": "?!", "other.txt": "!?"}
     meta = write_tokens("mine", folder_of(files), TOKENIZER, tmp_path / "tokens")
     assert meta["near_copies"] == 0 and sum(split["documents"] for split in meta["splits"].values()) == 42
-
-
-def test_40_files_of_which_39_are_copies_are_no_corpus(folder_of: Folder, tmp_path: Path) -> None:
-    text = " ".join(prose(200))
-    with pytest.raises(UserError, match="and 0 to validate on .39 near copies were dropped., and each needs"):
-        write_tokens("mine", folder_of({f"{i}.txt": text for i in range(40)}), TOKENIZER, tmp_path / "tokens")
-
-
-def test_a_compressed_text_file_has_no_near_copies_either(tmp_path: Path) -> None:
-    texts = [" ".join(prose(30)) for _ in range(40)]
-    content = "\n\n".join([*texts, *texts[:10], *(" ".join(prose(30)) for _ in range(10))]).encode()
-    with pyarrow.output_stream(tmp_path / "book.txt.gz") as file:
-        file.write(content)
-    found = written(LocalCorpus(source="local", path=str(tmp_path / "book.txt.gz")), tmp_path / "tokens")
-    assert 50 <= sum(map(len, found.values())) <= 52  # each cut may go through a text
-    assert overlap(found["val"] + found["test"], found["train"]) <= 0.8
 
 
 def test_the_same_tokens_whatever_the_order_of_the_files(families, folder_of: Folder, tmp_path: Path, monkeypatch):
