@@ -121,14 +121,6 @@ class LocalPool:
         context.set_forkserver_preload(LIBRARIES)
         return context
 
-    @property
-    def gpu(self) -> str | None:
-        """The name of the first GPU if tasks do not share GPUs; None if they do, or without a GPU."""
-        import torch
-
-        alone = self._gpus and self.jobs * self._gpus_each <= len(self._gpus)
-        return torch.cuda.get_device_name(0) if alone else None
-
     @cached_property
     def _gpus(self) -> list[str]:
         """The GPUs of this process: for each, the value of ``CUDA_VISIBLE_DEVICES`` that shows it alone."""
