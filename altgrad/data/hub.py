@@ -18,7 +18,7 @@ from typing import Any
 from altgrad.common.errors import UserError, did_you_mean
 from altgrad.common.files import csv_rows
 from altgrad.config.schema import HubCorpus
-from altgrad.data.corpora import Labelled, Split, label_names
+from altgrad.data import Labelled, Split, label_names
 
 DEFAULT_FALLBACK = "licences"
 CONNECT_SECONDS = 5

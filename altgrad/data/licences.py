@@ -2,7 +2,7 @@
 
 ``licensedcode-data`` (data under CC-BY-4.0) has the licence texts and the notices ("rules") of the ScanCode licence
 detector, one file each, with a YAML header between two ``---`` lines. Most notices are variations of one another, and
-near copies are dropped (`altgrad.data.corpora`). Whole licences come before notices and long texts before short ones:
+near copies are dropped (`altgrad.data`). Whole licences come before notices and long texts before short ones:
 the fullest version of each text is kept. Texts that the detector must *not* take for a licence are dropped too.
 
 With the defaults: 4,217 documents and 12.25 million characters; train 3,331, val 470, test 416.
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from altgrad.common.errors import UserError
 from altgrad.config.schema import LicencesCorpus
-from altgrad.data.corpora import Labelled, NearCopies, Split, hashed_split
+from altgrad.data import Labelled, NearCopies, Split, hashed_split
 
 PACKAGE = "licensedcode"
 REQUIREMENT = "licensedcode-data==32.1.0"

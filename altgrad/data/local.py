@@ -8,7 +8,7 @@
   classified. A hash of the row's number decides its split.
 
 Any of these files may be compressed (.gz, .bz2, .zst), which changes no document and no split. Text is UTF-8. Documents
-shorter than ``min_characters`` are dropped here, near copies by `altgrad.data.write_tokens`.
+shorter than ``min_characters`` are dropped here, near copies by `altgrad.data.tokens.write_tokens`.
 
 The ``datasets`` library cannot replace these readers. It makes a date of a JSON text that looks like one, and a null of
 the CSV field ``NA`` and of a column that a row lacks; its errors name no column.
@@ -34,7 +34,7 @@ import pyarrow.parquet
 from altgrad.common.errors import UserError, did_you_mean
 from altgrad.common.files import csv_rows
 from altgrad.config.schema import LocalCorpus
-from altgrad.data.corpora import Labelled, Split, hashed_split, label_names
+from altgrad.data import Labelled, Split, hashed_split, label_names
 
 Columns = dict[str, str]  # names of columns by setting: text, and perhaps labels
 Row = dict[str, Any]  # values of a row by setting

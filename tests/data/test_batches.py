@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from altgrad.config import UserError
 from altgrad.config.schema import LocalCorpus
 from altgrad.config.tasks import Classifier, ComparedOn
-from altgrad.data import TokenFile, training_batch, validation_sample
-from altgrad.data.batches import Pieces, raw_stream
-from altgrad.data.corpora import hashed_split
+from altgrad.data import hashed_split
+from altgrad.data.batches import Pieces, TokenFile, raw_stream, training_batch, validation_sample
 from tests.data.conftest import ALL, TOKENIZER, tokenize
 
 DRAW = {"seed": 3, "step": 5, "micro": 1, "batch": 4, "context": 16}

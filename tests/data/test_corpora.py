@@ -17,9 +17,9 @@ import pytest
 
 from altgrad.config import UserError
 from altgrad.config.schema import LicencesCorpus, LocalCorpus, Tokenizer
-from altgrad.data import corpora, documents, licences, load_tokenizer, write_tokens
-from altgrad.data.corpora import SPLITS, NearCopies, hashed_split
+from altgrad.data import SPLITS, NearCopies, documents, hashed_split, licences
 from altgrad.data.docstrings import docstrings, main, write_docstrings
+from altgrad.data.tokens import load_tokenizer, write_tokens
 
 TOKENIZER = Tokenizer(vocab_size=512)
 WORDS = itertools.count()
@@ -112,7 +112,7 @@ def test_the_same_tokens_whatever_the_order_of_the_files(families, folder_of: Fo
 
 
 def test_beyond_the_limit_of_memory_copies_are_still_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpora, "MOST_GRAMS", 1000)
+    monkeypatch.setattr("altgrad.data.MOST_GRAMS", 1000)
     monkeypatch.setattr(f"{__name__}.WORDS", itertools.count())  # so that what is left to chance is the same each time
     near, texts = NearCopies(0.8), [prose(5 if i % 2 else 400) for i in range(200)]
     assert not any(near.drops(" ".join(words)) for words in texts)  # 40,000 grams

@@ -23,9 +23,8 @@ from ruamel.yaml import YAML
 from altgrad.common.files import read_json, read_yaml
 from altgrad.config import UserError
 from altgrad.config.schema import LocalCorpus, Tokenizer
-from altgrad.data import batches, documents, load_tokenizer, tokens, write_tokens
-from altgrad.data.corpora import SPLITS
-from altgrad.data.tokens import SHA256
+from altgrad.data import SPLITS, batches, documents, tokens
+from altgrad.data.tokens import SHA256, load_tokenizer, write_tokens
 from stages import grid, tokenize
 
 ROOT = Path(__file__).parents[2]
