@@ -94,7 +94,7 @@ stability: env
 	$(foreach setting,$(VARY),--vary '$(setting)')
 
 faults: env-test
-	python -m tests.faults $(FAULTS)
+	python -m reports.faults $(FAULTS)
 
 # With the project's own environment if it is there, else with whatever this machine has: it may be without a network.
 # The tests hold GPU and CPU against each other.

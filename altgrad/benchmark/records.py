@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from altgrad.common.files import read_json, write_text
-from altgrad.common.provenance import write_record
+from altgrad.common.files import read_json, write_record, write_text
 from altgrad.reporting.markdown import (
     NONE,
     Block,

@@ -29,7 +29,7 @@ from altgrad.common.fingerprint import discard_finished
 from altgrad.config import Cell, Resolver, write_grid
 from altgrad.config.models import Model
 from altgrad.config.params import load_params
-from altgrad.execution.executor import LOGS, Task
+from altgrad.execution import LOGS, Task
 from altgrad.execution.local import LocalPool
 from altgrad.model import GPT, GPTConfig
 

@@ -23,8 +23,7 @@ import torch
 from altgrad.benchmark import operands, runs, steps, timing
 from altgrad.benchmark.records import BASELINE, TABLES, Record, as_text
 from altgrad.benchmark.timing import in_turn
-from altgrad.common.provenance import environment
-from altgrad.common.threads import usable_cores
+from altgrad.common.machine import environment, usable_cores
 from altgrad.config import load_params
 from altgrad.config.models import Model
 from altgrad.model import GPTConfig

@@ -16,9 +16,8 @@ from altgrad.common.fingerprint import training_digest
 from altgrad.config.arms import Arm
 from altgrad.config.base import Settings
 from altgrad.config.models import CellModel, Lora
-from altgrad.config.params import validated
+from altgrad.config.params import CellSwitch, validated
 from altgrad.config.recipe import Rule, last_matching
-from altgrad.config.recipe_schedule import CellSwitch
 from altgrad.config.schema import MonitorSettings, Train
 from altgrad.config.tasks import Classifier
 from altgrad.formats import Format

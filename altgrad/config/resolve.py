@@ -20,9 +20,8 @@ from altgrad.config.arms import Arm
 from altgrad.config.base import Settings
 from altgrad.config.cell import Cell, cell_key
 from altgrad.config.models import CellModel, cell_model
-from altgrad.config.params import Params, merged, require_name, validated
+from altgrad.config.params import CellSwitch, ChangingRecipe, Params, merged, require_name, validated
 from altgrad.config.recipe import ROLES, Rule
-from altgrad.config.recipe_schedule import CellSwitch, ChangingRecipe
 from altgrad.config.schema import CustomFormat, MonitorSettings, Train
 from altgrad.config.tasks import Classifier
 from altgrad.formats import Format, get_format

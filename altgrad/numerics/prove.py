@@ -29,7 +29,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from altgrad.common.console import called, while_read
-from altgrad.common.provenance import environment, write_record
+from altgrad.common.files import write_record
+from altgrad.common.machine import environment
 from altgrad.formats import Format, get_format
 from altgrad.numerics import gpu_launch, loops
 from altgrad.numerics.constants import TARGET, format_constants

@@ -23,8 +23,8 @@ from altgrad.common.errors import UserError
 from altgrad.common.files import replacing
 from altgrad.config import Cell
 from altgrad.config.tasks import ON_TEST, ON_VALIDATION, TITLES
+from altgrad.data import Split, label_text
 from altgrad.data.batches import Classification, Pieces, Task, TruthAndScores
-from altgrad.data.corpora import Split, label_text
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.training import machine
 from altgrad.training.ranks import Ranks

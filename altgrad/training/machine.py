@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from altgrad import __version__
-from altgrad.common.threads import GPU_SHARE, processor_name, usable_cores
+from altgrad.common.machine import GPU_SHARE, processor_name, usable_cores
 from altgrad.config.schema import Train
 from altgrad.model import linear_layers
 from altgrad.model.hardware import SWITCH, multiplies_bf16

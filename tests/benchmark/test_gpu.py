@@ -25,9 +25,8 @@ from altgrad.benchmark.session import ON_GPU, Item, Session
 from altgrad.common.files import write_json
 from altgrad.config import UserError
 from altgrad.config.schema import Budget
-from altgrad.execution import budget
-from altgrad.execution.costs import Kind, kind_of
-from altgrad.execution.executor import Outcome, Status, Task
+from altgrad.execution import Outcome, Status, Task, budget
+from altgrad.execution.costs import kind_of
 from altgrad.model import GPTConfig
 from altgrad.reporting.markdown import to_markdown
 from tests.benchmark.made import record
@@ -221,20 +220,6 @@ def test_an_estimate_on_a_gpu_is_counted_from_its_record(grid):
         budget.estimate_on(record(parts_of_runs=[row | {"sizes": {"layers": 99}}]), grid)
 
 
-def test_what_is_in_the_record_of_this_gpu_is_not_timed(grid, monkeypatch):
-    cells = {task.key: json.loads(Path(f"data/grid/{task.key}.json").read_text()) for task in grid}
-    batch, layers = (cells[grid[0].key][section][name] for section, name in (("train", "batch"), ("model", "layers")))
-    row = record()["parts_of_runs"][0] | {"sizes": {"layers": layers}, "batch": batch}
-    monkeypatch.setattr(budget, "probed", lambda *_: pytest.fail("it was timed"))
-    here = budget.estimate_on(record(parts_of_runs=[row]), grid, 1)
-    assert here.of(grid) == budget.estimate_on(record(parts_of_runs=[row]), grid).of(grid)
-    asked: list[str] = []
-    monkeypatch.setattr(budget, "probed", lambda keys, jobs: asked.extend(keys) or {
-        key: Kind.of([row | {"step_s": 1.0}]) for key in keys
-    })  # fmt: skip
-    assert budget.estimate_on(record(), grid, 1).of(grid) > here.of(grid) and asked
-
-
 def test_a_table_of_sizes_has_what_runs_cost():
     head, _columns, row = budget.sizes_table(record(), Budget()).splitlines()
     assert "An Imaginary GPU (torch 2.11.0, commit 0123456789), E4M3" in head and "at 2.50 an hour" in head
@@ -254,5 +239,3 @@ def test_a_gpu_is_named_by_a_part_of_its_name(tmp_path):
         budget.record_of("imaginary", tmp_path)
     with pytest.raises(UserError, match="has no seconds of runs"):
         budget.record_of("h200", tmp_path)
-    assert all(budget.record_here(device, tmp_path) is None for device in ("An Imaginary H200", None))
-    assert budget.record_here("An Imaginary GPU", tmp_path)["threads"] == 16

@@ -24,7 +24,7 @@ from altgrad.benchmark import runs
 from altgrad.common.files import read_json, write_json
 from altgrad.config import UserError
 from altgrad.config.schema import Budget, MonitorSettings
-from altgrad.execution import budget, cells, costs, pending
+from altgrad.execution import Task, budget, cells, costs, pending
 from altgrad.execution.__main__ import main
 from altgrad.execution.budget import Estimate, choose, duration, said
 from altgrad.execution.cells import TaskRun
@@ -38,7 +38,6 @@ from altgrad.execution.costs import (
     size,
     weights_of,
 )
-from altgrad.execution.executor import Task
 from altgrad.model import GPT
 from altgrad.model.gpt import GPTConfig
 from tests.benchmark.made import record

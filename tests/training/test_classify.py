@@ -20,8 +20,8 @@ from altgrad.config import Cell
 from altgrad.config.models import CellModel, Model, ModelFrom, cell_model, weights_sha256
 from altgrad.config.recipe import Recipe
 from altgrad.config.tasks import ON_TEST, ON_VALIDATION, TITLES, Classifier
+from altgrad.data import SPLITS, hashed_split
 from altgrad.data.batches import task_of
-from altgrad.data.corpora import SPLITS, hashed_split
 from altgrad.data.labels import choose_thresholds, classification_metrics, read_labels
 from altgrad.diagnostics.evaluated import AS_TRAINED, UNQUANTIZED, Evaluated, quantized
 from altgrad.model import GPT, quantize_model, save_published

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.faults.campaign import OWN_CACHE, UGLY, Bench, Outcome, end_children, run, sentences, stop
+from reports.faults.campaign import OWN_CACHE, UGLY, Bench, Outcome, end_children, run, sentences, stop
 from tests.pipeline.conftest import Project
 
 RUN = "data/runs/E4M3-adamw-0-1"
