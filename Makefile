@@ -94,11 +94,14 @@ stability: env
 	$(foreach setting,$(VARY),--vary '$(setting)')
 
 faults: env-test
-	python -m tests.faults $(FAULTS)
+	python -m reports.faults $(FAULTS)
 
 # With the project's own environment if it is there, else with whatever this machine has: it may be without a network.
+# The tests hold GPU and CPU against each other.
+gpu: GPU_PYTHON = $(firstword $(wildcard $(BIN)/python) $(PYTHON))
 gpu:
-	$(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m altgrad.benchmark --gpu --seconds 570 $(BENCH)
+	$(GPU_PYTHON) -m altgrad.benchmark --gpu --seconds 370 $(BENCH)
+	timeout 200 $(GPU_PYTHON) -m pytest tests/gpu
 
 bench: env
 	python -m altgrad.benchmark $(BENCH)

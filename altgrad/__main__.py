@@ -26,7 +26,7 @@ INTERNAL = {
     "reporting.simulate": "make simulate",
     "watch.track": "altgrad/watch/README.md",
     "benchmark.steps": "altgrad.benchmark, in a process for each step",
-    "benchmark.probe": "stages.probe, for an estimate, and altgrad.benchmark",
+    "benchmark.runs": "make estimate, and altgrad.benchmark",
     "reporting.dvc_outputs": "make, once, with the environment",
 }
 # Packages that are listed first: formats, settings, metrics. The others follow by name.

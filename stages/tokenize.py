@@ -15,7 +15,7 @@ from altgrad.config.models import LEAST_CONTEXT
 def main(arguments: list[str]) -> None:
     params = load_params()
     link_ignored(Path("data/corpus"))
-    from altgrad.data import write_tokens  # after the settings are checked: it is slow to import
+    from altgrad.data.tokens import write_tokens  # after the settings are checked: it is slow to import
 
     # An override may change the context, and weights to start from have their own: stage `grid` checks both.
     fixed = not any("model" in override for override in params.overrides.values())

@@ -127,7 +127,7 @@ def test_another_pipe_that_breaks_is_an_error_as_ever() -> None:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [("format", "did you mean formats?"), ("prove", "did you mean numerics.prove?"), ("xyzzy", "lists all"),
-     ("benchmark.probe", "benchmark"), ("Formats", "did you mean formats?")],
+     ("benchmark.runs", "benchmark"), ("Formats", "did you mean formats?")],
 )  # fmt: skip
 def test_an_unknown_command_is_one_sentence_and_two(wrong: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([wrong, "--jobs", "2"]) == 2
@@ -141,18 +141,6 @@ def test_the_citation_says_what_the_package_says() -> None:
     assert {"cff-version", "message", "title", "authors"} <= set(citation)  # what version 1.2.0 of the form requires
     assert citation["cff-version"] == "1.2.0" and citation["version"] == altgrad.__version__
     assert citation["license"] == "Apache-2.0" and citation["authors"] == [{"name": "The AltGrad authors"}]
-
-
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "CHANGELOG.md"])
-def test_what_a_page_names_is_there(page: str) -> None:
-    text = (ROOT / page).read_text(encoding="utf-8")
-    for target in re.findall(r"\]\((?!http)([^)#]+)", text):
-        assert (ROOT / target).exists(), target
-    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    for target in re.findall(r"`make ([\w-]+)", text):
-        assert target in targets, target
-    for name in re.findall(r"`altgrad\.([a-z_.]+)`", text):
-        assert any((PACKAGE / name.replace(".", "/")).with_suffix(end).exists() for end in ("", ".py")), name
 
 
 def test_the_changelog_ends_with_a_section_per_released_version_or_none_is_released() -> None:

@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
+import altgrad
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = sorted(path.parent for path in (ROOT / "altgrad").glob("*/__init__.py"))
 PAGES = sorted((ROOT / "altgrad").rglob("*.md"))
 READMES = [package / "README.md" for package in PACKAGES]
 SOURCES = (".py", ".cpp", ".h", ".j2", ".html", ".css", ".js")
+TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 SOURCE = re.compile(r"`([\w./]+\.(?:py|cpp|h|j2|html|css|js))`")
 
 
@@ -55,8 +58,8 @@ def test_a_page_says_what_the_package_is_for_its_names_its_files_and_how_to_add_
     assert 30 <= len(prose.splitlines()) <= 90
 
 
-@pytest.mark.parametrize("page", PAGES, ids=identity)
-def test_what_a_page_points_to_is_there(page: Path) -> None:
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_what_a_page_names_is_there(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for link in re.findall(r"\]\((?!http)([^)\s]+)\)", text):
         target, _, anchor = link.partition("#")
@@ -67,6 +70,11 @@ def test_what_a_page_points_to_is_there(page: Path) -> None:
             assert anchor in {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}, link
     for name in re.findall(r"`((?:altgrad|tests|stages|reports)/[\w./]+)`", text):
         assert (ROOT / name).exists(), name
+    for target in re.findall(r"`make ([\w-]+)", text):
+        assert target in TARGETS, target
+    for name in re.findall(r"`altgrad\.([a-z_.]+)`", text):
+        path = ROOT / "altgrad" / name.replace(".", "/")
+        assert path.exists() or path.with_suffix(".py").exists() or hasattr(altgrad, name), name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=identity)

@@ -6,17 +6,14 @@ Results go to reports/bench/<machine>.json. A measurement that was interrupted g
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from altgrad.benchmark import left_out, missing
 from altgrad.common.console import called
+from altgrad.common.errors import UserError, run_stage
 
 
 def main(arguments: list[str]) -> None:
-    """Run the command: measure the items that the record lacks, then write the pages."""
-    from altgrad.common.errors import UserError
-
+    """Run the command: measure the items that the record lacks, then write the page."""
     parser = argparse.ArgumentParser(prog=called("benchmark"), description=__doc__)
     parser.add_argument("--only", default="", metavar="WORD", help="measure only items with WORD in their name")
     parser.add_argument("--list", action="store_true", help="list the names of the items and measure nothing")
@@ -25,22 +22,26 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--gpu", action="store_true", help="end with an error on a machine without a GPU")
     parser.add_argument("--miniature", action="store_true", help="rehearse a GPU's items in miniature")
     parser.add_argument("--output", type=Path, metavar="FILE", help="the record; default: reports/bench/<machine>.json")
-    parser.add_argument("--pages", action="store_true", help="measure nothing; write the pages from the records")
+    parser.add_argument("--pages", action="store_true", help="measure nothing; write the page from the records")
     options = parser.parse_args(arguments)
 
-    from altgrad.benchmark.records import write_pages
-
+    try:  # only now: a rented machine may lack packages
+        from altgrad.benchmark.records import write_page
+        from altgrad.benchmark.session import Session, left_out
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"not installed: {error.name}; run `make env`, or carry its wheel (`pip download --no-deps`) and name its "
+            "folder in PYTHONPATH"
+        ) from None
     if not options.pages:
-        from altgrad.benchmark.session import Session
-
         session = Session(options.output, options.miniature, arguments)
         if options.gpu and session.device.type != "cuda" and not options.miniature:
             raise UserError("this torch sees no GPU; `make bench` measures the processor, --miniature rehearses")
         if options.list:
             print("\n".join(item.name for item in session.items()))
             return
-        for name, what in left_out().items():
-            print(f"{name} is not installed: {what} are left out", flush=True)
+        if left_out():
+            print("torchao is not installed: steps of torchao's layers are left out", flush=True)
         for name, scales in session.without_products().items():
             print(f"this device has no products of {scales}: {name} is left out", flush=True)
         try:
@@ -51,13 +52,8 @@ def main(arguments: list[str]) -> None:
         if left:
             print(f"still to be measured: {', '.join(left)}; the same command goes on with them", flush=True)
     if not options.miniature and options.output is None:
-        for page in write_pages(Path()):
-            print(f"written: {page}")
+        print(f"written: {write_page(Path())}")
 
 
 if __name__ == "__main__":
-    if words := missing():
-        sys.exit(f"error: {words}")
-    from altgrad.common.errors import run_stage
-
     run_stage(main)

@@ -1,4 +1,4 @@
-"""Reads and writes each machine's record, reports/bench/<machine>.json, and the pages made from the records.
+"""Reads and writes each machine's record, reports/bench/<machine>.json, and makes the page of all records.
 
 In a record, ``sessions`` maps a session's number to its command, commit and versions, and every result has its
 ``session``. A new result replaces an earlier result with the same `IDENTITY`; all others stay. A session without
@@ -7,25 +7,37 @@ results is dropped.
 
 from __future__ import annotations
 
-import re
-import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from altgrad.benchmark.tables import BASELINE, Result, tables_of
-from altgrad.common.files import read_json, write_text
-from altgrad.common.provenance import write_record
-from altgrad.reporting.markdown import Block, escaped, integer, to_markdown
+from altgrad.common.files import read_json, write_record, write_text
+from altgrad.reporting.markdown import (
+    NONE,
+    Block,
+    Column,
+    Table,
+    integer,
+    number,
+    significant,
+    to_markdown,
+    words,
+)
 
 MACHINE = ("device", "on_gpu", "threads", "processor", "vector_instructions")  # what identifies a machine
 SAME = ("commit", "torch", "driver", "triton")  # a session skips items measured by one with equal values
 IDENTITY = ("model", "batch", "elements", "name")  # a result replaces an earlier one of its part with equal values
 BENCH = Path("reports/bench")
 LEAD = "Step times beside bf16, and what else was measured. A row is of the session that measured it last."
-MARKED = re.compile(r"(<!-- make gpu -->\n).*?(<!-- -->\n)", re.DOTALL)
-WIDTH = 120
-NOT_MEASURED = "**On a GPU, how fast**: not measured. `make gpu` measures it in ten minutes."
+BASELINE = "bf16"  # the contestant beside which all others are timed
+NOT_MEASURED = "not measured"
+BYTES = {
+    "masters": "masters", "weights": "weights", "gradients": "grads", "m": "m", "v": "v", "other": "other_state",
+    "all": "per_parameter",
+}  # fmt: skip
+
+Result = dict[str, Any]
+Cell = Callable[[Result], str]
 
 
 class Record:
@@ -81,33 +93,21 @@ def _identity(result: Result) -> tuple[Any, ...]:
     return tuple(result.get(key) for key in IDENTITY)
 
 
-def load_benches(folder: Path) -> list[Result]:
-    """Return the content of all records in ``folder``, one per machine."""
-    return [read_json(path) for path in sorted(folder.glob("*.json"))]
-
-
-def write_pages(root: Path) -> list[Path]:
-    """Write ``root/reports/bench/README.md`` and the GPU line of ``root/README.md``; return the files written."""
-    folder, readme = root / BENCH, root / "README.md"
-    benches = load_benches(folder)
+def write_page(root: Path) -> Path:
+    """Write ``root/reports/bench/README.md`` from the records beside it, one per machine; return its path."""
+    page = root / BENCH / "README.md"
+    benches = [read_json(path) for path in sorted(page.parent.glob("*.json"))]
     blocks = [LEAD, *(block for bench in benches for block in machine_blocks(bench))]
-    write_text(folder / "README.md", f"# What machines can do\n\n{to_markdown(blocks)}\n")
-    if not readme.is_file():  # a folder without the project's README.md
-        return [folder / "README.md"]
-    sentence = escaped(gpu_sentence([bench for bench in benches if bench["on_gpu"]]))
-    line = textwrap.fill(f"- {sentence}", WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    text, count = MARKED.subn(lambda place: f"{place[1]}{line}\n{place[2]}", readme.read_text())
-    if count != 1:
-        raise ValueError(f"{readme} has {count} places for what GPUs can do, not one")
-    write_text(readme, text)
-    return [folder / "README.md", readme]
+    write_text(page, f"# What machines can do\n\n{to_markdown(blocks)}\n")
+    return page
 
 
 def machine_blocks(bench: Result) -> list[Block]:
     """Return a machine's section of the page: its limits, its tables, and the items that failed."""
     lead = f"**{bench['device']}, {bench['threads']} threads** ({_source(bench)}). {_limits(bench)}"
     failed = [f"{name}: {item['failed']}" for name, item in bench.get("items", {}).items() if item["failed"]]
-    return [lead, *tables_of(bench), *[f"Not measured: {'; '.join(failed)}."] * bool(failed)]
+    tables = [table(bench) for part, table in TABLES.items() if bench.get(part)]
+    return [lead, *tables, *[f"Not measured: {'; '.join(failed)}."] * bool(failed)]
 
 
 def _limits(bench: Result) -> str:
@@ -122,31 +122,194 @@ def _limits(bench: Result) -> str:
     )
 
 
-def gpu_sentence(benches: list[Result]) -> str:
-    """Return README.md's line with each GPU's step times, operand bandwidth and runs per hour."""
-    return " ".join(map(_sentence, benches)) or NOT_MEASURED
-
-
-def _sentence(bench: Result) -> str:
-    parts = []
-    steps = {row["name"]: row for row in bench.get("steps", [])}
-    if base := steps.get(BASELINE):
-        others = [f"{name} {row['over_bf16']:.2f}" for name, row in steps.items() if name != BASELINE]
-        rate = bench.get("limits", {}).get("bf16_gemm_operations_per_s")
-        share = f" ({100 * base['matmul_operations_per_s'] / rate:.0f} % of its bf16 products)" if rate else ""
-        parts.append(
-            f"a step of `{base['model']}`, batch {base['batch']} × {base['context']}, takes {base['step_ms']:.1f} ms "
-            f"in bf16{share}" + (f", and times as long: {', '.join(others)}" if others else "")
-        )
-    if tensor := next((row for row in bench.get("operands", []) if row["name"] == "E4M3, a scale per tensor"), None):
-        parts.append(f"an operand is made at {100 * tensor['over_copy']:.0f} % of a copy's bandwidth")
-    if most := max(bench.get("at_once", []), key=lambda row: row["runs_per_hour"], default=None):
-        runs = integer(most["runs_per_hour"])
-        parts.append(f"{most['jobs']} runs of `{most['model']}` at a time make {runs} an hour")
-    return f"**On an {bench['device']}** {'; '.join(parts)} ({_source(bench)})." if parts else NOT_MEASURED
-
-
 def _source(bench: Result) -> str:
     last = bench["sessions"][max(bench["sessions"], key=int)]
     named = {"driver": last.get("driver"), "torch": last.get("torch"), "commit": (last.get("commit") or "")[:10]}
     return ", ".join(f"{name} {value}" for name, value in named.items() if value)
+
+
+def as_text(part: str, results: list[Result], bench: Result) -> str:
+    """Return ``results`` of a part as text for the terminal; the record ``bench`` has the limits for shares."""
+    table = TABLES[part]({part: results, "limits": bench.get("limits", {})})
+    rows = [[column.head for column in table.columns], *table.rows]
+    plain = [[cell.replace("*", "").replace("`", "") for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*plain, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in plain)
+    return "\n".join([f"{part}:", *(f"  {line.rstrip()}" for line in lines)])
+
+
+def operands_table(bench: Result) -> Table:
+    """Return the table of operands: milliseconds, GB/s, and GB/s over a copy's."""
+
+    def known(cell: Cell) -> Cell:
+        return lambda row: NONE if "absent" in row else cell(row)
+
+    note = (
+        f"A bfloat16 tensor of {integer(bench['operands'][0]['elements'])} elements, quantized and written in "
+        "bfloat16, or in float8 where the name says so; compiled. Bytes: the tensor read once and the values written "
+        "once. Of a copy: the rate over that of a copy in the same round, median over rounds."
+    )
+    return _table(
+        bench["operands"], note, (words("operand"), _strong),
+        (Column("ms"), lambda row: row.get("absent") or number(row["call_ms"], 3)),
+        (Column("GB/s"), known(_whole("gb_per_s"))), (Column("of a copy"), known(_number("over_copy", 2))),
+        (Column("quartiles"), known(_quartiles("over_copy"))),
+    )  # fmt: skip
+
+
+def steps_table(bench: Result) -> Table:
+    """Return the table of training steps: time over the bf16 step's, a column per model and batch."""
+    note = (
+        "Time of a compiled training step over that of a bf16 step in the same round, median over rounds; in brackets "
+        "its milliseconds. Unless the name says otherwise, weights and inputs are quantized in the format, gradients "
+        "in E5M2, with a scale per tensor and step. Share: operations of the linear layers over the bf16 limit above."
+    )
+    columns, rows = _by_size(bench["steps"], lambda step: f"{step['over_bf16']:.2f} ({_ms(step)})")
+    baseline = {_size(step): step["matmul_operations_per_s"] for step in bench["steps"] if step["name"] == BASELINE}
+    if baseline:
+        rate = bench.get("limits", {}).get("bf16_gemm_operations_per_s")
+        shares = (
+            f"{100 * baseline[size] / rate:.0f} %" if rate and size in baseline else NOT_MEASURED
+            for size in sizes(bench["steps"])
+        )
+        rows.append(["bf16 step, share of the limit", *shares])
+    return Table([words("step"), *columns], rows, note)
+
+
+def memory_table(bench: Result) -> Table:
+    """Return the table of the contestants' peak memory, a column per model and batch."""
+    peaks = {(_size(result), result["name"]): result["peak_mb"] for result in bench["memory"]}
+
+    def cell(result: Result) -> str:
+        base = peaks.get((_size(result), BASELINE))
+        return _mb(result["peak_mb"]) + (f" ({result['peak_mb'] / base:.2f})" if base and result["peak_mb"] else "")
+
+    columns, rows = _by_size(bench["memory"], cell)
+    note = (
+        "MB (10^6 bytes) at the peak of three warm steps, and in brackets over that of bf16: parameters, optimizer "
+        "state, gradients, activations and quantized copies. On a CPU, what is held between steps plus the growth of "
+        "the resident set; on a GPU, what torch has allocated."
+    )
+    return Table([words("peak MB"), *columns], rows, note)
+
+
+def at_once_table(bench: Result) -> Table:
+    """Return the table of runs per hour, a row per number of runs at a time."""
+    note = (
+        f"Runs of `{bench['at_once'][0]['model']}` that are trained and diagnosed in an hour, several at a time. The "
+        "first run of each process is not counted; first: seconds until the earliest of them ended."
+    )
+    return _table(
+        sorted(bench["at_once"], key=lambda row: row["jobs"]), note, (Column("at a time"), _whole("jobs")),
+        (Column("runs an hour"), _whole("runs_per_hour")),
+        (Column("slowest to fastest round"), lambda row: " to ".join(map(integer, row["runs_per_hour_range"]))),
+        (Column("first, s"), _number("first_s", 0)),
+    )  # fmt: skip
+
+
+def parts_table(bench: Result) -> Table:
+    """Return the table of the seconds of a run's parts, a row per model."""
+    names = {
+        "step_s": "step, s", "step_p90_s": "step (p90), s", "evaluate_s": "evaluation, s",
+        "observe_s": "look inside, s", "setup_s": "set-up, s", "diagnose_s": "diagnosis, s", "first_s": "first run, s",
+    }  # fmt: skip
+    first = bench["parts_of_runs"][0]
+    note = (
+        f"Runs of {first['steps']} steps in {first['format']}, the second of two in one process. The first run "
+        "includes compiling. `make estimate` takes its seconds from this table."
+    )
+    return _table(
+        bench["parts_of_runs"], note, (words("model"), _code),
+        (Column("M parameters"), lambda row: f"{row['parameters'] / 1e6:.3g}"),
+        (Column("tokens/s"), _whole("tokens_per_s")),
+        *((Column(name), _number(key, 4 if key.startswith("step") else 1)) for key, name in names.items()),
+    )  # fmt: skip
+
+
+def optimizers_table(bench: Result) -> Table:
+    """Return the table of optimizers: step time over that of torch's fused AdamW, and memory."""
+    rows, first = bench["optimizers"], bench["optimizers"][0]
+    note = (
+        "Time of the optimizer's step alone over that of torch's fused AdamW in the same round, median over rounds. "
+        "The optimizer is told the norm of the gradients, as in training. Weights: the "
+        f"{significant(first['parameters'] / 1e6)} M parameters of `{first['model']}`, in {first['format']}. "
+        "State: the optimizer's tensors. Peak: state and all else that a step takes, without weights and gradients."
+    )
+    if has_bytes := any("bytes_m" in row for row in rows):  # older records have none
+        note += (
+            " B: bytes per parameter, of weights in full precision that products quantize anew (masters), other "
+            "weights, gradients, both moments with their scales, other state, and all of these."
+        )
+    rules = []  # on a GPU, of optimizers that have a kernel
+    if any("over_rule" in row for row in rows):
+        note += " Over the rule: the kernel's time over that of the rule as torch compiles it."
+        rules = [(Column("over the rule"), lambda row: number(row.get("over_rule"), 2))]
+    return _table(
+        rows, note, (words("arm"), _strong), (Column("over AdamW"), _number("over_adamw", 2)),
+        (Column("quartiles"), _quartiles("over_adamw")), *rules, (Column("step"), _ms),
+        (Column("state MB"), lambda row: _mb(row["state_mb"])), (Column("peak MB"), lambda row: _mb(row["peak_mb"])),
+        *((Column(f"{name}, B"), _bytes(f"bytes_{key}")) for name, key in (BYTES if has_bytes else {}).items()),
+    )  # fmt: skip
+
+
+#: The table of each part, in the page's order.
+TABLES: dict[str, Callable[[Result], Table]] = {
+    "operands": operands_table, "steps": steps_table, "memory": memory_table, "at_once": at_once_table,
+    "parts_of_runs": parts_table, "optimizers": optimizers_table,
+}  # fmt: skip
+
+
+def _table(results: Iterable[Result], note: str, *columns: tuple[Column, Cell]) -> Table:
+    """Return a table with a row per result; ``columns`` pairs each column with the function that writes its cells."""
+    return Table([column for column, _ in columns], [[cell(row) for _, cell in columns] for row in results], note)
+
+
+def _strong(row: Result) -> str:
+    return f"**{row['name']}**"
+
+
+def _code(row: Result) -> str:
+    return f"`{row['name']}`"
+
+
+def _ms(row: Result) -> str:
+    return f"{row['step_ms']:.0f} ms" if row["step_ms"] >= 10 else f"{row['step_ms']:.1f} ms"
+
+
+def _mb(value: float | None) -> str:
+    return NOT_MEASURED if value is None else integer(round(value))
+
+
+def _whole(key: str) -> Cell:
+    return lambda row: integer(row[key])
+
+
+def _number(key: str, digits: int) -> Cell:
+    return lambda row: number(row[key], digits)
+
+
+def _bytes(key: str) -> Cell:
+    return lambda row: number(row[key], 2) if key in row else NOT_MEASURED
+
+
+def _quartiles(key: str) -> Cell:
+    return lambda row: " to ".join(f"{end:.2f}" for end in row[f"{key}_quartiles"])
+
+
+def _by_size(results: list[Result], cell: Cell) -> tuple[list[Column], list[list[str]]]:
+    """Return a column per model and batch, and a row per contestant: its name, then ``cell(result)`` per column."""
+    texts = {(result["name"], *_size(result)): cell(result) for result in results}
+    names, columns = dict.fromkeys(result["name"] for result in results), sizes(results)
+    rows = [[f"**{name}**", *(texts.get((name, *size), NONE) for size in columns)] for name in names]
+    return [Column(f"{model}, batch {batch}") for model, batch in columns], rows
+
+
+def sizes(results: list[Result]) -> list[tuple[str, int]]:
+    """Return each (model, batch) in ``results``, sorted by the model's width, if given, then by batch."""
+    models = {result["model"]: result.get("width", 0) for result in results}
+    rank = {model: i for i, model in enumerate(sorted(models, key=models.__getitem__))}
+    return sorted({_size(result) for result in results}, key=lambda size: (rank[size[0]], size[1]))
+
+
+def _size(result: Result) -> tuple[str, int]:
+    return result["model"], result["batch"]

@@ -1,33 +1,29 @@
-"""Runs the list of checks and measurements in order, writes each result at once, and measures nothing twice."""
+"""Runs the list of measurements in order, writes each result at once, and measures nothing twice.
+
+`Sizes` has the sizes of all measurements: on a GPU, on a CPU, and in the rehearsal of a GPU's list on any device.
+"""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
-from importlib.util import find_spec
-from itertools import product
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
-from xml.etree import ElementTree
 
 import torch
 
-from altgrad.benchmark import installed_version, left_out, operands, optimizers, runs, steps, tables, timing
-from altgrad.benchmark.records import Record
-from altgrad.benchmark.sizes import MINIATURE, ON_CPU, ON_GPU
-from altgrad.benchmark.tables import BASELINE
+from altgrad.benchmark import operands, runs, steps, timing
+from altgrad.benchmark.records import BASELINE, TABLES, Record, as_text
 from altgrad.benchmark.timing import in_turn
-from altgrad.common.provenance import environment
-from altgrad.common.threads import usable_cores
+from altgrad.common.machine import environment, usable_cores
 from altgrad.config import load_params
 from altgrad.config.models import Model
 from altgrad.model import GPTConfig
@@ -36,10 +32,83 @@ from altgrad.training import machine
 
 LIMIT_S, CPU_LIMIT_S = 115.0, 600.0  # time limit of an item, on a GPU and elsewhere; a slower item fails
 ARMS_FORMAT = "E4M3"
-MODES_OF = (BASELINE, "E4M3")
 SAME_GRAPH = ("E3M4", "E7M0")  # formats that use E4M3's graph: a format enters a graph as a tensor
-TESTS_AT_A_TIME = 8
 Rows = dict[str, list[dict[str, Any]]]  # {part of the record: results}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of each measurement.
+
+    Attributes:
+        operands: shape of the tensor that is quantized.
+        steps: (model, batch) of the training steps.
+        vocabulary: vocabulary size of these models.
+        rounds: number of timed steps of each contestant.
+        optimizers: names of the optimizers to time, on the last model in ``steps``.
+        jobs: the numbers of runs of pico to try at a time.
+        parts_of: ``{model: vocabulary size}`` of the runs whose parts are timed.
+        changed: model sizes that replace those of the preset, such as ``{"layers": 1}``.
+        entries: names of the contestants in training steps; None means all.
+        operand_entries: names of the ways to make an operand; None means all.
+        train: settings that replace those of the section ``train`` in whole runs.
+    """
+
+    operands: tuple[int, int]
+    steps: tuple[tuple[str, int], ...]
+    vocabulary: int
+    rounds: int
+    optimizers: tuple[str, ...]
+    jobs: tuple[int, ...]
+    parts_of: dict[str, int]
+    changed: dict[str, int] = field(default_factory=dict)
+    entries: tuple[str, ...] | None = None
+    operand_entries: tuple[str, ...] | None = None
+    train: dict[str, Any] = field(default_factory=dict)
+
+
+ON_GPU = Sizes(
+    operands=(1 << 16, 3072),
+    steps=(("gpt-124m", 16),),
+    vocabulary=50257,
+    rounds=10,
+    entries=(
+        "bf16", "E4M3", "E3M4", "E7M0", "MXFP8, all tensors", "NVFP4, all tensors", "NVFP4 as published",
+        "E4M3, native tensorwise", "E4M3, native rowwise", "E4M3, torchao tensorwise", "E4M3, torchao rowwise",
+        "E4M3, torchao rowwise_with_gw_hp", "E4M3, codes kept", "E4M3, native blocks of 128", "MXFP8, native",
+        "NVFP4 as published, native",
+    ),
+    optimizers=("adamw", "spacing_unmatched", "spacing_scaled", "rung", "muon"),
+    jobs=(1, 4, 8, 16),
+    parts_of={"pico": 1024, "nano": 4096, "micro": 4096, "mini": 4096, "gpt-50m": 50257, "gpt-124m": 50257},
+)  # fmt: skip
+ON_CPU = Sizes(
+    operands=(1 << 12, 1024),
+    steps=(("nano", 16), ("micro", 16)),
+    vocabulary=4096,
+    rounds=15,
+    optimizers=(
+        "adamw", "spacing_unmatched", "spacing_scaled", "shuffled_unmatched", "rung", "muon",
+        "adamw_e4m3_state", "adamw_coat", "adamw_fishman", "adamw_dynamic8", "eco_3_bytes", "rung_3_bytes",
+    ),
+    jobs=(1, 2),
+    parts_of={"pico": 1024, "nano": 4096},
+)  # fmt: skip
+MINIATURE = Sizes(
+    operands=(64, 96),
+    steps=(("pico", 2),),
+    vocabulary=128,
+    rounds=2,
+    changed={"layers": 1},
+    entries=("bf16", "E4M3", "E3M4"),
+    operand_entries=(
+        "copy", "E4M3, a scale per row, to float8", "E2M1, MS-EDEN", "E4M3, a scale per tensor, by kernels",
+    ),
+    optimizers=("adamw", "rung"),
+    jobs=(2,),
+    parts_of={"pico": 512},
+    train={"steps": 4, "batch": 2, "eval_sequences": 4, "compile": "off"},
+)  # fmt: skip
 
 
 class Item(NamedTuple):
@@ -110,15 +179,14 @@ class Session:
             for part, rows in measured.items():
                 self.record.put(part, rows)
             self.record.put_item(item.name, took := time.perf_counter() - started)
-            shown = [part for part in measured if part in tables.TABLES]
-            texts = (f"\n{tables.as_text(part, measured[part], self.record.content)}" for part in shown)
+            shown = [part for part in measured if part in TABLES]
+            texts = (f"\n{as_text(part, measured[part], self.record.content)}" for part in shown)
             print(f"{number} {item.name}: {took:.0f} s{''.join(texts)}", flush=True)
         return [item.name for item in items if not self.record.has(item.name)]
 
     def items(self) -> Iterator[Item]:
         """Yield the items in order of worth."""
         sizes = self.sizes
-        yield from (self._check(name, tests) for name, tests in sizes.checks.items())
         yield Item("limits", lambda: {"limits": [timing.limits(self.device)]})
         rounds, made = 3 * sizes.rounds, sizes.operand_entries
         yield Item("operands", lambda: {"operands": operands.measure(sizes.operands, rounds, self.device, made)})
@@ -129,12 +197,10 @@ class Session:
             for entry in self.entries():
                 yield Item(f"step: {size}{entry.name}", partial(self._step, model, batch, entry))
         yield from (Item(f"optimizer: {name}", partial(self._optimizer, name)) for name in sizes.optimizers)
-        yield from (Item(f"mode: {', '.join(of)}", partial(self._mode, *of)) for of in product(MODES_OF, sizes.modes))
         for jobs in sizes.jobs:
             yield Item(f"runs: {jobs} at a time", partial(self._at_once, jobs))
         for of_model in sizes.parts_of.items():
             yield Item(f"a run of {of_model[0]}", partial(self._parts_of_run, *of_model))
-        yield from (self._check(name, tests) for name, tests in sizes.later_checks.items())
 
     def entries(self) -> list[steps.Contestant]:
         """Return the contestants in training steps whose products the device has; the baseline comes first."""
@@ -148,12 +214,9 @@ class Session:
         entries = steps.contestants(self.device)
         return [entry for entry in entries if self.sizes.entries is None or entry.name in self.sizes.entries]
 
-    def _check(self, name: str, tests: list[str]) -> Item:
-        return Item(f"check: {name}", lambda: {"checks": [run_tests(name, tests, self.limit_s - 5)]})
-
     def _compile(self, model: str, batch: int) -> Rows:
         """Compile the steps of all contestants in parallel, except formats that share E4M3's graph; return no rows."""
-        names = [entry.name for entry in self.entries() if entry.name not in SAME_GRAPH and _is_installed(entry)]
+        names = [entry.name for entry in self.entries() if entry.name not in SAME_GRAPH and not _lacks_torchao(entry)]
         at_a_time = min(steps.COMPILED_AT_A_TIME, usable_cores())
         failed = steps.compile_all(names, self._config(model), batch, machine.compile_cache(self.root), at_a_time)
         if failed:
@@ -165,17 +228,17 @@ class Session:
         assert isinstance(preset, Model)
         return GPTConfig(vocab_size=self.sizes.vocabulary, **preset.sizes | self.sizes.changed)
 
-    def _warm(self, model: str, batch: int, entry: steps.Contestant, mode: str = "default") -> steps.Step:
+    def _warm(self, model: str, batch: int, entry: steps.Contestant) -> steps.Step:
         """Return a compiled and warmed-up step; the baseline's is cached, as every other is timed beside it."""
-        if entry.name != BASELINE or mode != "default":
-            return steps.Step(self._config(model), entry, batch, self.device, mode).warm()
+        if entry.name != BASELINE:
+            return steps.Step(self._config(model), entry, batch, self.device).warm()
         if (model, batch) not in self._baselines:
             self._baselines = {(model, batch): steps.Step(self._config(model), entry, batch, self.device).warm()}
         return self._baselines[model, batch]
 
     def _step(self, model: str, batch: int, entry: steps.Contestant) -> Rows:
         """Return a contestant's step time, alternating with the baseline's, and its memory."""
-        if not _is_installed(entry):
+        if _lacks_torchao(entry):
             raise RuntimeError("torchao is not installed")
         baseline, step = (self._warm(model, batch, one) for one in (self.entries()[0], entry))
         taken = in_turn({entry.name: step, BASELINE: baseline}, self.sizes.rounds, self.device)
@@ -185,18 +248,10 @@ class Session:
         result = steps.result(entry.name, self._config(model), batch, step.first_s, taken)
         return {"steps": [of | result], "memory": [of | state]}
 
-    def _mode(self, name: str, mode: str) -> Rows:
-        """Return the time of a contestant's step compiled in ``mode`` over its time in the default mode."""
-        model, batch = self.sizes.steps[-1]
-        entry = next(entry for entry in self.entries() if entry.name == name)
-        both = {one: self._warm(model, batch, entry, one) for one in ("default", mode)}
-        result = steps.mode_result(name, mode, in_turn(both, self.sizes.rounds, self.device))
-        return {"modes": [{"model": model, "batch": batch} | result]}
-
     def _optimizer(self, name: str) -> Rows:
         model, settings = self.sizes.steps[-1][0], self.params.optimizers[name].model_dump()
         config, rounds = self._config(model), 3 * self.sizes.rounds
-        result = optimizers.measure(config, ARMS_FORMAT, name, settings, rounds, self.device)
+        result = steps.measure_optimizer(config, ARMS_FORMAT, name, settings, rounds, self.device)
         return {"optimizers": [{"model": model, "format": ARMS_FORMAT, **result}]}
 
     def _at_once(self, jobs: int) -> Rows:
@@ -226,8 +281,21 @@ def _at_most(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _is_installed(entry: steps.Contestant) -> bool:
-    return not ("torchao" in entry.name and "torchao" in left_out())
+def left_out() -> bool:
+    """Return whether torchao is not installed, without which steps of its layers are left out."""
+    return _installed_version("torchao") is None
+
+
+def _lacks_torchao(entry: steps.Contestant) -> bool:
+    return "torchao" in entry.name and left_out()
+
+
+def _installed_version(name: str) -> str | None:
+    """Return the version of the distribution ``name``, such as ``"3.5.0"``; ``None`` if it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def _versions(device: torch.device) -> dict[str, str | None]:
@@ -237,44 +305,5 @@ def _versions(device: torch.device) -> dict[str, str | None]:
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         answer = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split()
         driver = answer[0] if answer else None
-    packages = {name: installed_version(name) for name in ("triton", "torchao")}
+    packages = {name: _installed_version(name) for name in ("triton", "torchao")}
     return {"driver": driver, "cuda": torch.version.cuda, **packages}
-
-
-def run_tests(name: str, tests: list[str], limit_s: float) -> dict[str, Any]:
-    """Run tests that compare a GPU with the CPU, several at a time.
-
-    Args:
-        name: name of the check, for the result.
-        tests: files or node ids for pytest.
-        limit_s: time limit in seconds.
-
-    Returns:
-        The numbers ``passed`` and ``skipped``, the names of the ``failed`` tests, and the seconds ``took_s``.
-
-    Raises:
-        RuntimeError: pytest ran no test, or did not end in time, or is not installed.
-    """
-    if absent := [package for package, what in left_out().items() if what == "checks"]:
-        raise RuntimeError(f"not installed: {', '.join(absent)}")
-    parallel = ["-n", str(min(TESTS_AT_A_TIME, usable_cores())), "--dist", "load"] if find_spec("xdist") else []
-    with tempfile.TemporaryDirectory(prefix="altgrad-checks-") as folder:
-        result = Path(folder) / "result.xml"
-        command = [sys.executable, "-m", "pytest", *tests, *parallel, f"--junitxml={result}", "-p", "no:cacheprovider"]
-        variables = os.environ | {"ALTGRAD_COMPILE_CACHE": str(machine.compile_cache(Path.cwd()))}
-        began = time.perf_counter()
-        try:
-            done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=limit_s, check=False)
-        except subprocess.TimeoutExpired:
-            raise RuntimeError(f"{' '.join(tests)} had not ended after {limit_s:.0f} s") from None
-        took = time.perf_counter() - began
-        if not result.exists():
-            raise RuntimeError(" / ".join((done.stdout + done.stderr).strip().splitlines()[-3:]))
-        cases = list(ElementTree.parse(result).iter("testcase"))
-    if not cases:
-        raise RuntimeError(f"{' '.join(tests)}: pytest ran no test")
-    outcomes = {case: {child.tag for child in case} for case in cases}
-    failed = [case.attrib["name"] for case, tags in outcomes.items() if tags & {"failure", "error"}]
-    skipped = sum("skipped" in tags for tags in outcomes.values())
-    passed = len(cases) - len(failed) - skipped
-    return {"name": name, "passed": passed, "failed": failed, "skipped": skipped, "took_s": round(took, 1)}

@@ -1,7 +1,10 @@
-"""Measures training steps of one model under several recipes: time beside a bf16 step, and peak memory.
+"""Measures training steps of one model under several recipes, and steps of an optimizer alone: time and peak memory.
 
 Each step is timed right before or after a bf16 step, in random order, so that the ratio of the two varies far less
 than either time. Memory is in MB of 10^6 bytes; this package's README says what counts.
+
+An optimizer's step is timed beside one of torch's fused AdamW. Only the optimizers run, on fixed random gradients.
+They are given the gradients' norm, which clipping computes in training. Quantized weights have a scale per tensor.
 
 ``python -m altgrad.benchmark.steps JOB`` takes one step, to compile it into the cache on disk. Compiling a step of
 twelve layers takes a minute, mostly on one core, so `compile_all` runs several such processes at a time.
@@ -16,32 +19,31 @@ import json
 import statistics
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from altgrad.benchmark.tables import BASELINE
-from altgrad.benchmark.timing import ratio, seconds
+from altgrad.benchmark.records import BASELINE
+from altgrad.benchmark.timing import in_turn, ratio, seconds
 from altgrad.common.errors import run_stage
 from altgrad.config.recipe import TORCHAO_RECIPES, Rule
 from altgrad.config.tensor_recipe import BLOCK_FORMATS
 from altgrad.model import GPT, GPTConfig, Recipe, linear_layers, quantize_model
 from altgrad.model.hardware import has_products, select_device
 from altgrad.optim import Arm, build_optimizer
+from altgrad.optim.update_gpu import Kernels
 from altgrad.training import machine
 from altgrad.training.graphs import compile_model
-from altgrad.training.machine import choose_compute
+from altgrad.training.machine import bytes_per_parameter, choose_compute
 
 CLIP = 1.0
 STEPS = 3
 MB = 1e6
 COMPILED_AT_A_TIME = 6
-POLL_S = 0.2
 
 
 class Contestant(NamedTuple):
@@ -121,12 +123,9 @@ class Step:
         entry: the contestant.
         batch: number of sequences of random tokens, the same tokens in every process.
         device: the device of the model.
-        mode: mode of `torch.compile`.
     """
 
-    def __init__(
-        self, config: GPTConfig, entry: Contestant, batch: int, device: torch.device, mode: str = "default"
-    ) -> None:
+    def __init__(self, config: GPTConfig, entry: Contestant, batch: int, device: torch.device) -> None:
         torch.manual_seed(0)
         self.model = GPT(config).to(device)
         if entry.recipe is not None:
@@ -136,7 +135,7 @@ class Step:
         generator = torch.Generator().manual_seed(0)
         shape = (2, batch, config.context)  # inputs and targets
         self.tokens = torch.randint(config.vocab_size, shape, generator=generator).to(device)
-        self._compiled = compile_model(self.model, mode)
+        self._compiled = compile_model(self.model)
         self._bf16 = choose_compute(entry.compute, device)[0] == "bf16"
 
     def __call__(self) -> None:
@@ -149,7 +148,7 @@ class Step:
         self.optimizer.step(norm=norm.item())
 
     def warm(self) -> Step:
-        """Take three steps, which compile and record CUDA graphs; set ``first_s``, the first's seconds. Return self."""
+        """Take three steps, of which the first compiles; set ``first_s``, the first's seconds. Return self."""
         self.first_s = seconds(self, self.device)
         self()
         self()
@@ -183,15 +182,6 @@ def result(name: str, config: GPTConfig, batch: int, first: float, taken: dict[s
         "first_step_s": round(first, 1), "step_ms": round(1e3 * median, 2),
         "tokens_per_s": round(batch * config.context / median), **ratio("over_bf16", taken[name], taken[BASELINE]),
         "matmul_operations_per_s": round(matmul_operations(config, batch) / median), "rounds": len(taken[name]),
-    }  # fmt: skip
-
-
-def mode_result(name: str, mode: str, taken: dict[str, list[float]]) -> dict[str, Any]:
-    """Return the record's row of a contestant compiled in ``mode``; ``taken``: seconds of its steps, by mode."""
-    median = statistics.median(taken[mode])
-    return {
-        "name": f"{name}, {mode}", "contestant": name, "mode": mode, "step_ms": round(1e3 * median, 2),
-        **ratio("over_default", taken[mode], taken["default"]), "rounds": len(taken[mode]),
     }  # fmt: skip
 
 
@@ -235,6 +225,62 @@ def growth_mb(run: Callable[[], object], device: torch.device) -> float | None:
     return machine.peak_memory_mb(device) - before
 
 
+def measure_optimizer(
+    config: GPTConfig, fmt: str, name: str, settings: dict[str, Any], rounds: int, device: torch.device
+) -> dict[str, Any]:
+    """Time an optimizer; return milliseconds, time ratios with quartiles, MB, and bytes per parameter.
+
+    ``over_adamw`` is its time over that of torch's fused AdamW. ``over_rule``, only for an optimizer with a GPU kernel,
+    is the kernel's time over that of the compiled rule. ``state_mb`` counts the optimizer's tensors. ``peak_mb`` adds
+    the most that a step allocates besides; it is None if the system does not report it. MB are 10^6 bytes.
+
+    Args:
+        config: the model's size.
+        fmt: the weights' format.
+        name: name of the optimizer, for the result.
+        settings: the arguments of `altgrad.optim.Arm`.
+        rounds: number of timed steps of each optimizer.
+        device: the device of the model.
+    """
+    (_, plain), (model, arm) = (_stepper(config, fmt, of, device) for of in (None, settings))
+    runs = {"plain": plain.step, "arm": partial(arm.step, norm=1.0)}
+    if any(isinstance(loops, Kernels) for loops in arm._loops.values()):
+        _, by_rule = _stepper(config, fmt, settings, device)
+        by_rule._loops.clear()  # so that the compiled rule steps all weights
+        runs["rule"] = partial(by_rule.step, norm=1.0)
+    for run in STEPS * list(runs.values()):
+        run()
+    taken = in_turn(runs, rounds, device)
+    state = tensors_mb(t for tensors in arm.state.values() for t in tensors.values())
+    growth = growth_mb(arm.step, device)
+    return {
+        "name": name,
+        "parameters": sum(p.numel() for group in arm.param_groups for p in group["params"]),
+        "step_ms": round(1e3 * statistics.median(taken["arm"]), 2),
+        "adamw_ms": round(1e3 * statistics.median(taken["plain"]), 2),
+        **ratio("over_adamw", taken["arm"], taken["plain"]),
+        **(ratio("over_rule", taken["arm"], taken["rule"]) if "rule" in taken else {}),
+        "rounds": rounds,
+        **{role: round(count, 3) for role, count in bytes_per_parameter(model, arm).items()},
+        "state_mb": round(state, 1), "peak_mb": None if growth is None else round(state + growth, 1),
+    }  # fmt: skip
+
+
+def _stepper(
+    config: GPTConfig, fmt: str, settings: dict[str, Any] | None, device: torch.device
+) -> tuple[nn.Module, Any]:
+    """Return a model with random gradients, and its optimizer: torch's fused AdamW if ``settings`` is None."""
+    torch.manual_seed(0)
+    model = quantize_model(GPT(config).to(device), Recipe.uniform(fmt))
+    if settings is None:
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    else:
+        optimizer = build_optimizer(model, Arm(**settings), compiled=True)
+    for p in model.parameters():  # only now: weights that are stored as codes have become other tensors
+        p.grad = 1e-3 * torch.randn(p.shape, device=p.device)
+    return model, optimizer
+
+
 def compile_all(
     names: Sequence[str], config: GPTConfig, batch: int, cache: Path, at_a_time: int = COMPILED_AT_A_TIME
 ) -> dict[str, str]:
@@ -243,25 +289,22 @@ def compile_all(
     Return ``{name: last line of stderr}`` of the processes that failed; ``{}`` if none did. A failed step is compiled
     when it is timed. A step that fails for lack of GPU memory beside the others has been compiled already.
     """
-    waiting, failed = list(names), {}
-    running: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
-    with tempfile.TemporaryDirectory() as folder:
+    failed: dict[str, str] = {}
+    for start in range(0, len(names), at_a_time):
+        running: dict[str, subprocess.Popen[str]] = {}
         try:
-            while waiting or running:
-                while waiting and len(running) < at_a_time:
-                    name = waiting.pop(0)
-                    job = {"name": name, "config": dataclasses.asdict(config), "batch": batch, "cache": str(cache)}
-                    command = [sys.executable, "-m", "altgrad.benchmark.steps", json.dumps(job)]
-                    quiet, log = subprocess.DEVNULL, Path(folder, name.replace("/", "_"))
-                    with log.open("wb") as errors:
-                        running[name] = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=errors), log
-                time.sleep(POLL_S)
-                for name in [name for name, (process, _) in running.items() if process.poll() is not None]:
-                    process, log = running.pop(name)
-                    if process.returncode:
-                        failed[name] = (log.read_text(errors="replace").strip() or "killed").splitlines()[-1]
+            for name in names[start : start + at_a_time]:
+                job = {"name": name, "config": dataclasses.asdict(config), "batch": batch, "cache": str(cache)}
+                command, quiet = [sys.executable, "-m", "altgrad.benchmark.steps", json.dumps(job)], subprocess.DEVNULL
+                running[name] = subprocess.Popen(
+                    command, stdin=quiet, stdout=quiet, stderr=subprocess.PIPE, text=True, errors="replace"
+                )
+            for name, process in running.items():
+                _, said = process.communicate()
+                if process.returncode:
+                    failed[name] = (said.strip() or "killed").splitlines()[-1]
         finally:
-            for process, _ in running.values():
+            for process in running.values():
                 process.kill()
     return failed
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from altgrad.common.console import INTERRUPTED, STOPS, while_read
-from altgrad.common.threads import settle_process
+from altgrad.common.machine import settle_process
 
 if TYPE_CHECKING:
     from pydantic import ValidationError

@@ -107,6 +107,11 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, canonical_json(content))
 
 
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Write ``record`` to ``path`` as JSON, atomically. The keys keep their order."""
+    write_text(path, json.dumps(record, indent=1) + "\n")
+
+
 def write_rows(path: Path, rows: Sequence[Sequence[Any]], schema: pyarrow.Schema) -> None:
     """Write ``rows``, each with a value for every column of ``schema``, to the parquet file ``path`` atomically."""
     import pyarrow  # slow to import, and reading settings does not need it

@@ -94,10 +94,11 @@ class Settings(BaseModel, metaclass=_FromPython):
     @classmethod
     def _known_settings_of_their_kind(cls, values: Any) -> Any:
         """Refuse an unknown setting, a truth value for a number (``steps: true``), and whole numbers beyond 2^63."""
+        known = {field.alias or name: field for name, field in cls.model_fields.items()}
         for key, value in values.items() if isinstance(values, dict) else ():
-            if key not in cls.model_fields:
-                raise ValueError(f"unknown setting {key!r}{did_you_mean(key, cls.model_fields)}")
-            if isinstance(value, bool) and (kind := cls.model_fields[key].annotation) is not bool:
+            if key not in known:
+                raise ValueError(f"unknown setting {key!r}{did_you_mean(key, known)}")
+            if isinstance(value, bool) and (kind := known[key].annotation) is not bool:
                 words = get_args(kind) if get_origin(kind) is Literal else ()
                 write = f"write {' or '.join(words)}" if words else "it is no truth value"
                 raise ValueError(f"{key} must not be {str(value).lower()}; {write}")

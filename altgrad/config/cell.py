@@ -17,9 +17,8 @@ from altgrad.config.arms import Arm
 from altgrad.config.base import Settings
 from altgrad.config.models import CellModel, Lora
 from altgrad.config.own_formats import FormatDefinition
-from altgrad.config.params import validated
+from altgrad.config.params import CellSwitch, validated
 from altgrad.config.recipe import ROLES, Rule, last_matching
-from altgrad.config.recipe_schedule import CellSwitch
 from altgrad.config.schema import MonitorSettings, Train
 from altgrad.config.tasks import Classifier
 from altgrad.formats.clamping import cut_off, right_token, unclamped

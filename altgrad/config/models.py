@@ -15,9 +15,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, create_model
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from altgrad.common.errors import UserError
 from altgrad.common.files import sha256_of
@@ -77,26 +77,17 @@ class Model(Settings):
             yield f"mlp_ratio {self.mlp_ratio} leaves no hidden unit at width {self.width}; use 4"
 
 
-if TYPE_CHECKING:
+class ModelFrom(Settings):
+    """A GPT that starts from weights in GPT-2's published layout, whose config.json says its size."""
 
-    class ModelFrom(Settings):
-        """A GPT that starts from published weights. Type checkers see it without `from`, which is a keyword."""
+    model_config = ConfigDict(serialize_by_alias=True)  # `from` is a keyword in Python
 
-        context: int | None
-        dropout: float
-        threads: int
-
-else:
-    ModelFrom = create_model(
-        "ModelFrom", __base__=Settings,
-        __doc__="A GPT that starts from weights in GPT-2's published layout, whose config.json says its size.",
-        **{"from": (str, Field(min_length=1, description="folder with config.json and model.safetensors"))},
-        context=(int | None, Field(
-            None, ge=LEAST_CONTEXT, description="tokens per sequence; default, and most: the weights' own"
-        )),
-        dropout=(float, Field(0.0, ge=0, lt=1, description="share of the activations that are dropped in training")),
-        threads=(int, THREADS),
-    )  # fmt: skip
+    from_: str = Field(alias="from", min_length=1, description="folder with config.json and model.safetensors")
+    context: int | None = Field(
+        None, ge=LEAST_CONTEXT, description="tokens per sequence; default, and most: the weights' own"
+    )
+    dropout: float = Field(0.0, ge=0, lt=1, description="share of the activations that are dropped in training")
+    threads: int = THREADS
 
 
 def _kind_of_model(preset: Any) -> str:

@@ -21,9 +21,8 @@ from altgrad.config.base import Settings
 from altgrad.config.cell import Cell, cell_key
 from altgrad.config.models import CellModel, cell_model
 from altgrad.config.own_formats import OwnFloat, OwnValues
-from altgrad.config.params import Params, merged, require_name, validated
+from altgrad.config.params import CellSwitch, ChangingRecipe, Params, merged, require_name, validated
 from altgrad.config.recipe import ROLES, Rule
-from altgrad.config.recipe_schedule import CellSwitch, ChangingRecipe
 from altgrad.config.schema import MonitorSettings, Train
 from altgrad.config.tasks import Classifier
 from altgrad.formats import Format, get_format

@@ -14,8 +14,6 @@ from pydantic import BeforeValidator, Field
 
 from altgrad.config.base import Fraction, Settings
 
-UINT16_VOCABULARY = 65_536
-GPT2_VOCABULARY = 50_257
 Tracker = Literal["tensorboard", "mlflow", "wandb"]
 COMPILE_PAYS_AFTER = 100  # steps; below, compiling takes longer than it saves
 
@@ -82,19 +80,7 @@ class Tokenizer(Settings):
     """GPT-2 byte-pair encoding, cut to its first ``vocab_size - 1`` ranks plus ``<|endoftext|>``."""
 
     name: Literal["gpt2"] = Field("gpt2", description="byte-pair encoding of GPT-2")
-    vocab_size: int = Field(4096, description="256 bytes + 1 to 50257, the full GPT-2 vocabulary")
-
-    def mistakes(self) -> Iterator[str]:
-        if self.vocab_size > UINT16_VOCABULARY:
-            yield (
-                f"vocab_size {self.vocab_size} does not fit the uint16 token files (at most "
-                f"{UINT16_VOCABULARY}); use at most {GPT2_VOCABULARY}, the whole of GPT-2's vocabulary"
-            )
-        if not 257 <= self.vocab_size <= GPT2_VOCABULARY:
-            yield (
-                f"vocab_size {self.vocab_size} is outside 257 (all bytes and <|endoftext|>) to "
-                f"{GPT2_VOCABULARY} (GPT-2's whole vocabulary)"
-            )
+    vocab_size: int = Field(4096, ge=257, le=50_257, description="256 bytes + 1 to the full GPT-2 vocabulary")
 
 
 class Divergence(Settings):

@@ -32,7 +32,7 @@ from altgrad.common.errors import UserError, did_you_mean
 from altgrad.common.files import read_json
 from altgrad.config import Cell
 from altgrad.config.tasks import Classifier
-from altgrad.data.corpora import Split
+from altgrad.data import Split
 
 DTYPE = np.dtype("<u2")
 TruthAndScores = tuple[np.ndarray, np.ndarray]
@@ -41,7 +41,7 @@ TruthAndScores = tuple[np.ndarray, np.ndarray]
 class TokenFile:
     """One split of a tokenized corpus, mapped into memory.
 
-    ``tokens`` is a read-only uint16 array of shape (len(self),). :func:`altgrad.data.write_tokens` makes the directory.
+    ``tokens`` is a read-only uint16 array of shape (len(self),). `altgrad.data.tokens.write_tokens` makes the folder.
     Raises :class:`UserError` if the split is missing there, or its file has another size than ``meta.json`` says.
     """
 

@@ -18,28 +18,20 @@ from typing import Any
 from altgrad.common.errors import UserError, did_you_mean
 from altgrad.common.files import csv_rows
 from altgrad.config.schema import HubCorpus
-from altgrad.data.corpora import Labelled, Split, label_names
+from altgrad.data import Labelled, Split, label_names
 
 DEFAULT_FALLBACK = "licences"
 CONNECT_SECONDS = 5
 BATCH_ROWS = 256
 
 
-def documents(corpus: HubCorpus, split: Split) -> Iterator[str]:
-    """Yield the texts of ``split`` without blank rows.
+def rows(corpus: HubCorpus, split: Split, *, labels: bool) -> Iterator[Labelled]:
+    """Yield the texts of ``split`` without blank rows, with the names of their ``labels`` if asked.
 
     A missing test split yields nothing, unless the setting ``splits`` names it. Raises :class:`UserError` where the
-    data set, the split or the column cannot be read.
+    data set, the split or a column cannot be read.
     """
-    return (row.text for row in _rows(corpus, split, {"text": corpus.text}))
-
-
-def labelled(corpus: HubCorpus, split: Split) -> Iterator[Labelled]:
-    """Yield the texts of ``split`` with the names of their labels; raise :class:`UserError` as `documents` does."""
-    return _rows(corpus, split, {"text": corpus.text, "labels": corpus.labels})
-
-
-def _rows(corpus: HubCorpus, split: Split, columns: dict[str, str]) -> Iterator[Labelled]:
+    columns = {"text": corpus.text} | ({"labels": corpus.labels} if labels else {})
     dataset = _load(corpus)
     name = corpus.splits.get(split)
     if name not in dataset:
@@ -47,21 +39,21 @@ def _rows(corpus: HubCorpus, split: Split, columns: dict[str, str]) -> Iterator[
             return
         hint = did_you_mean(name or split, dataset)
         raise _refusal(corpus, f"{corpus.path} has no split {name!r} (for {split}){hint}")
-    rows = dataset[name]
+    table = dataset[name]
     if any("." in column for column in columns.values()):
-        rows = rows.flatten()
+        table = table.flatten()
     for setting, column in columns.items():
-        if column not in rows.column_names:
-            hint = did_you_mean(column, rows.column_names)
+        if column not in table.column_names:
+            hint = did_you_mean(column, table.column_names)
             raise _refusal(corpus, f"{corpus.path} has no column {column!r} (setting: {setting}){hint}")
-    kind = rows.features[columns["labels"]] if "labels" in columns else None
+    kind = table.features[columns["labels"]] if "labels" in columns else None
     kind = getattr(kind, "feature", kind)  # of a list's elements
     numbers = count()
-    for batch in rows.select_columns(list(columns.values())).iter(batch_size=BATCH_ROWS):
+    for batch in table.select_columns(list(columns.values())).iter(batch_size=BATCH_ROWS):
         values = batch[columns["labels"]] if "labels" in columns else [None] * len(batch[corpus.text])
         for text, value, number in zip(batch[corpus.text], values, numbers, strict=False):
             if not isinstance(text, str | None):
-                others = ", ".join(column for column in rows.column_names if column != corpus.text)
+                others = ", ".join(column for column in table.column_names if column != corpus.text)
                 raise _refusal(
                     corpus,
                     f"column {corpus.text!r} of {corpus.path} holds {type(text).__name__}, not text; "

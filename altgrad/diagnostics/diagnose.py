@@ -26,10 +26,9 @@ from altgrad.common.files import sha256_of, write_json, write_rows
 from altgrad.config import Cell
 from altgrad.config.schema import Diagnose
 from altgrad.diagnostics.analysis import Analysis, Histogram, LayerView, needed
-from altgrad.diagnostics.curvature import curvatures, fishers
-from altgrad.diagnostics.noise_sources import gradient_noises
-from altgrad.diagnostics.rebuilt import RebuiltModel
-from altgrad.diagnostics.saved import SavedRun
+from altgrad.diagnostics.geometry import curvatures, fishers
+from altgrad.diagnostics.gradients import gradient_noises
+from altgrad.diagnostics.saved import RebuiltModel, SavedRun
 from altgrad.metrics import METRICS, Metric
 
 OK, NONFINITE = "ok", "nonfinite"

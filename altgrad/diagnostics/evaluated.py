@@ -25,10 +25,9 @@ from altgrad.config import Cell
 from altgrad.config.cell import cell_key
 from altgrad.config.recipe import Recipe, Rule, TensorRecipe
 from altgrad.config.tasks import Found
+from altgrad.data import Split
 from altgrad.data.batches import Classification, TruthAndScores, task_of
-from altgrad.data.corpora import Split
-from altgrad.diagnostics.rebuilt import load_saved
-from altgrad.diagnostics.saved import SavedRun
+from altgrad.diagnostics.saved import SavedRun, load_saved
 from altgrad.diagnostics.what_if import GRANULARITIES, SPLITS
 from altgrad.model import GPT, embedded_weights, linear_layers, quantize_model
 from altgrad.model.from_cell import config_of, recipe_of

@@ -9,6 +9,14 @@ so does the product of an incoming gradient with the weight.
 
 `what_if` measures, `recommended` picks the best split for each layer and role, and `as_yaml` writes the choice as a
 recipe for params.yaml.
+
+`mantissas` tells how many elements a scale that is rounded down would clamp. A block's scale by the rule ``floor``
+brings its largest element to a significand from 1 to 2 in the format's top binade. The format ends before 2, at 1.75 in
+E4M3, and larger significands are clamped. In most tensors the significands are spread over the binade. In the gradient
+of the logits they gather in one place (see `altgrad.formats.clamping`). The histogram shows, for any trained model,
+which tensors ``floor`` would clamp. Each snapshot of a run is measured on as many validation tokens as a step has.
+Gradients are those of the step's loss in the rebuilt model, in the run's compute dtype. A block is 32 neighbours along
+the last dimension of an input (tokens, in), a weight (out, in) or an incoming gradient (tokens, out), as in MX.
 """
 
 from __future__ import annotations
@@ -17,7 +25,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from io import StringIO
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,10 +40,10 @@ from altgrad.common.errors import UserError
 from altgrad.config import Cell
 from altgrad.config.recipe import HEADS, ROLES, Recipe, Rule, TensorRecipe
 from altgrad.diagnostics.analysis import ratio_db
-from altgrad.diagnostics.rebuilt import RebuiltModel, StraightThroughLinear
-from altgrad.diagnostics.saved import SavedRun
+from altgrad.diagnostics.saved import RebuiltModel, SavedRun, StraightThroughLinear
 from altgrad.formats import get_format
-from altgrad.numerics import format_constants, operand_scale, quantize
+from altgrad.formats.clamping import significand
+from altgrad.numerics import amax, format_constants, operand_scale, quantize
 from altgrad.numerics.rounding import OVERFLOW_SLACK
 
 TOKENS = 256  # of the probe batch
@@ -51,6 +61,10 @@ COLUMNS = (
     "layer", "role", "format", "granularity", "rounding",
     "sqnr_db", "underflow_frac", "overflow_frac", "loss_first", "loss_second",
 )  # fmt: skip
+BLOCK = 32  # of `mantissas`
+PARTS = 16  # of a binade, equally wide: no format of up to 8 bits ends within one
+SHARES = ("blocks", "magnitude")
+MANTISSA_COLUMNS = ("step", "layer", "role", "significand", *SHARES)
 
 
 class Probed(NamedTuple):
@@ -131,20 +145,13 @@ def what_if(layers: Mapping[str, Probed], formats: Sequence[str] = SPLITS) -> pd
 
     ``loss_first`` and ``loss_second`` are the two numbers that `Probed.loss_change` returns.
     """
-    return pd.DataFrame(_rows(layers, formats), columns=list(COLUMNS))
-
-
-def _rows(layers: Mapping[str, Probed], formats: Sequence[str]) -> Iterator[tuple[object, ...]]:
-    for layer, probed in layers.items():
-        for role in ROLES:
-            t = getattr(probed, role)
-            for fmt in formats:
-                for granularity in GRANULARITIES:
-                    spec = spec_of(fmt, granularity)
-                    for rounding in ROUNDINGS:
-                        after = rounded(t, spec, rounding)
-                        change = probed.loss_change(role, after - t)
-                        yield layer, role, fmt, granularity, rounding, *tensor_error(t, after, spec), *change
+    rows = []
+    for (layer, probed), *way in product(layers.items(), ROLES, formats, GRANULARITIES, ROUNDINGS):
+        role, fmt, granularity, rounding = way
+        t, spec = getattr(probed, role), spec_of(fmt, granularity)
+        after = rounded(t, spec, rounding)
+        rows.append((layer, *way, *tensor_error(t, after, spec), *probed.loss_change(role, after - t)))
+    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def recommended(table: pd.DataFrame, granularity: str = "tensor") -> Recipe:
@@ -169,34 +176,16 @@ def recommended(table: pd.DataFrame, granularity: str = "tensor") -> Recipe:
 
 
 def as_yaml(recipe: Recipe) -> str:
-    """Return YAML for params.yaml with ``recipe`` as the entry ``what_if`` of ``recipes:``.
-
-    Raises :class:`UserError` if the text does not read back to the same recipe.
-    """
-    lines = ["recipes:", "  what_if:"]
-    for rule in recipe.rules:
-        parts = [f'layers: "{rule.layers}"']
-        parts += [f"{role}: {_flow(spec)}" for role, spec in rule.tensors().items() if spec is not None]
-        lines.append(f"    - {{{', '.join(parts)}}}")
-    text = "\n".join(lines) + "\n"
-    read = YAML(typ="safe").load(StringIO(text))["recipes"]["what_if"]
-    if Recipe(rules=tuple(Rule(**entry) for entry in read)) != recipe:
-        raise UserError("recipes.what_if does not read back as it was meant; report this")
-    return text
+    """Return YAML for params.yaml with ``recipe`` as the entry ``what_if`` of ``recipes:``."""
+    rules = [{"layers": rule.layers} | rule.model_dump(mode="json", exclude_defaults=True) for rule in recipe.rules]
+    yaml, text = YAML(typ="safe"), StringIO()
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment] # ruamel.yaml says None
+    yaml.dump({"recipes": {"what_if": rules}}, text)
+    return text.getvalue()
 
 
 def _rule(layers: str, choice: Mapping[str, str], granularity: str) -> Rule:
     return Rule(layers=layers, **{role: spec_of(fmt, granularity) for role, fmt in choice.items()})
-
-
-def _flow(spec: TensorRecipe) -> str:
-    """Return a tensor's recipe as YAML: ``E4M3`` if nothing else is set, else ``{format: E4M3, block: 32}``."""
-    plain = TensorRecipe(format=spec.format)
-    settings = [name for name in TensorRecipe.model_fields if getattr(spec, name) != getattr(plain, name)]
-    if not settings:
-        return spec.format.name
-    parts = [f"format: {spec.format.name}", *(f"{name}: {getattr(spec, name)}" for name in settings)]
-    return f"{{{', '.join(parts)}}}"
 
 
 class TensorError(NamedTuple):
@@ -231,3 +220,61 @@ def tensor_error(t: Tensor, after: Tensor, spec: TensorRecipe) -> TensorError:
 
 def _scale(t: Tensor, spec: TensorRecipe) -> Tensor:
     return operand_scale(t, format_constants(spec.format, scale_format=spec.scale), **spec.scale_options)
+
+
+# --- mantissas -------------------------------------------------------------------------------------
+
+
+def mantissas(cell: Cell, run_dir: Path, tokens: Path) -> pd.DataFrame:
+    """Return a row for each snapshot, tensor and part of a binade, with the columns `MANTISSA_COLUMNS`.
+
+    ``significand`` is the start of the part, from 1 to 2. ``blocks`` is the share of the tensor's blocks whose largest
+    element has its significand in the part. ``magnitude`` is the share of these elements in the sum over all blocks.
+    Blocks of zeros are left out. Raises :class:`UserError` as `probe` does.
+    """
+    of_step = cell.train.grad_accumulation * cell.train.batch * cell.model.context
+    dtype = torch.bfloat16 if cell.train.compute == "bf16" else torch.float32
+    with SavedRun(cell, run_dir) as run:
+        steps = run.model_steps
+    rows = []
+    for step in steps:
+        for layer, tensors in probe(cell, run_dir, tokens, of_step, step).items():
+            factor = cell.train.loss_scale * len(tensors.grad) / of_step
+            for role in ROLES:
+                t = getattr(tensors, role)
+                t = t.to(dtype) if role != "grad" else (t * factor).to(dtype)
+                rows += [(step, layer, role, *part) for part in histogram(t)]
+    return pd.DataFrame(rows, columns=list(MANTISSA_COLUMNS))
+
+
+def histogram(t: Tensor) -> Iterator[tuple[float, float, float]]:
+    """Yield ``(significand, blocks, magnitude)`` for each of the `PARTS` of a binade, as in `mantissas`.
+
+    Args:
+        t: float (n, k), finite.
+    """
+    largest = amax(t, "block", block=BLOCK).double().flatten()
+    largest = largest[largest > 0]
+    place = ((largest.frexp().mantissa * 2 - 1) * PARTS).long()
+    blocks = torch.bincount(place, minlength=PARTS) / max(1, len(largest))
+    magnitude = torch.bincount(place, weights=largest, minlength=PARTS) / largest.sum().clamp(min=1e-300)
+    for i in range(PARTS):
+        yield 1 + i / PARTS, blocks[i].item(), magnitude[i].item()
+
+
+def spread_evenly(fmt: str) -> tuple[float, float]:
+    """Return the shares of blocks and magnitude that `clamped` has, in per cent, for log-uniform largest elements."""
+    end = float(significand(Fraction(get_format(fmt).scale_target)))
+    return 100 * math.log2(2 / end), 100 * (2 - end)
+
+
+def clamped(table: pd.DataFrame, fmt: str) -> pd.DataFrame:
+    """Return the shares of ``blocks`` and of ``magnitude`` that the scale rule ``floor`` would clamp in format ``fmt``.
+
+    ``table`` comes from `mantissas`. The result has a row for each layer and role, with the mean over steps; the
+    largest share of magnitude is first.
+    """
+    end = significand(Fraction(get_format(fmt).scale_target))
+    beyond = table.assign(**{name: table[name].where(table["significand"] >= end, 0.0) for name in SHARES})
+    shares = beyond.groupby(["step", "layer", "role"], sort=False)[list(SHARES)].sum()
+    return shares.groupby(["layer", "role"], sort=False).mean().sort_values("magnitude", ascending=False, kind="stable")

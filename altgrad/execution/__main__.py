@@ -19,7 +19,7 @@ import psutil
 
 from altgrad.common.errors import UserError, run_stage
 from altgrad.config import load_params
-from altgrad.execution.executor import Task
+from altgrad.execution import Task
 
 
 def main(arguments: list[str]) -> None:
@@ -67,14 +67,14 @@ def _run(options: argparse.Namespace) -> None:
     pool = local.LocalPool(options.jobs, *takes)
     executor = on_ray.RayCluster(*takes) if options.engine == "ray" else pool
     if options.estimate:
-        record = budget.record_of(options.gpu) if options.gpu else budget.record_here(pool.gpu)
+        record = budget.record_of(options.gpu) if options.gpu else None
         tasks, _ = pending.first_tasks()
         if tasks:
-            jobs = None if options.gpu else pool.jobs
-            before = time.time() - psutil.Process().create_time()
-            estimated = budget.estimate_on(record, tasks, jobs) if record else budget.estimate(tasks, pool.jobs)
-            if not options.gpu:
-                estimated = budget.with_the_rest(estimated, before)
+            if record:
+                estimated = budget.estimate_on(record, tasks)
+            else:
+                before = time.time() - psutil.Process().create_time()
+                estimated = budget.with_the_rest(budget.estimate(tasks, pool.jobs), before)
             disk = costs.disk_sentence(costs.disk_needed(tasks, pool.jobs))
             print(f"{budget.said(estimated, tasks, params.budget)}; {disk}")
         else:

@@ -2,7 +2,7 @@
 
 Cells of one kind take equally long. `altgrad.execution.costs` keeps the seconds of each kind that ran here before. For
 other kinds a few steps are timed, in as many processes as cells will run in, since processes share memory and cores.
-After half a minute no further kind is timed. For a GPU with a record of `make gpu`, the record has the seconds.
+After half a minute no further kind is timed. For a GPU that the user names, the record of `make gpu` has the seconds.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from typing import Any
 from altgrad.common.errors import UserError
 from altgrad.common.files import read_json
 from altgrad.config.schema import Budget, Train
+from altgrad.execution import LOGS, Task
 from altgrad.execution.costs import COMPILES, Kind, Settings, kind_of, remembered, report_seconds
 from altgrad.execution.dvc_api import stop_children
-from altgrad.execution.executor import LOGS, Task
 from altgrad.execution.pending import rest
 
-PROBE = [sys.executable, "-m", "stages.probe"]
+PROBE = [sys.executable, "-m", "altgrad.benchmark.runs"]
 COMPILING = 30.0  # seconds to compile the graph of a kind, once, on one core
 WORTH_COMPILING = 600.0  # a grid that takes at least so many seconds is compiled for the estimate
 
@@ -213,35 +213,24 @@ def record_of(name: str, folder: Path = RECORDS) -> Record:
     return records[named[0]]
 
 
-def record_here(device: str | None, folder: Path = RECORDS) -> Record | None:
-    """Return the record of the GPU called ``device``; None if there is none with seconds of runs."""
-    records = map(read_json, folder.glob("gpu_*.json"))
-    return next((record for record in records if record["device"] == device and record.get("parts_of_runs")), None)
+def estimate_on(record: Record, tasks: Sequence[Task]) -> Estimate:
+    """Return the estimate for ``tasks``, one at a time, on the GPU of ``record``.
 
-
-def estimate_on(record: Record, tasks: Sequence[Task], jobs: int | None = None) -> Estimate:
-    """Return the estimate for ``tasks`` on the GPU of ``record``, which has the seconds of some models and batches.
-
-    With ``jobs``, the GPU is in this machine: ``jobs`` tasks run at a time, and models without a record are timed.
-    With None, one task runs at a time, and a model without a record raises :class:`UserError`.
+    Raises :class:`UserError` for a model and batch that the record does not have.
     """
 
-    def row_of(cell: Settings) -> dict[str, float] | None:
-        batch = cell["train"]["batch"] * cell["train"]["grad_accumulation"]
-        fit = (row for row in record.get("parts_of_runs", []) if row["batch"] == batch)
-        return next((row for row in fit if row["sizes"].items() <= cell["model"].items()), None)
-
     def known(cells: dict[str, Settings]) -> dict[str, Kind]:
-        rows = {key: row for key, cell in cells.items() if (row := row_of(cell))}
-        others = [key for key in cells if key not in rows]
-        if others and jobs is None:
-            has = ", ".join(f"{row['name']} (batch {row['batch']})" for row in record["parts_of_runs"])
-            asked = f"the model and batch of {others[0]}"
-            raise UserError(f"{record['device']} was not measured with {asked}; it was: {has}")
-        timed = probed(others, jobs) if others and jobs else {}
-        return {key: Kind.of([row]) for key, row in rows.items()} | timed
+        return {key: Kind.of([row_of(key, cell)]) for key, cell in cells.items()}
 
-    return estimate(tasks, jobs or 1, known)
+    def row_of(key: str, cell: Settings) -> dict[str, float]:
+        batch = cell["train"]["batch"] * cell["train"]["grad_accumulation"]
+        for row in record["parts_of_runs"]:
+            if row["batch"] == batch and row["sizes"].items() <= cell["model"].items():
+                return row
+        has = ", ".join(f"{row['name']} (batch {row['batch']})" for row in record["parts_of_runs"])
+        raise UserError(f"{record['device']} was not measured with the model and batch of {key}; it was: {has}")
+
+    return estimate(tasks, 1, known)
 
 
 def sizes_table(record: Record, budget: Budget) -> str:

@@ -22,8 +22,7 @@ from altgrad.common.errors import UserError
 from altgrad.common.files import read_json, write_text
 from altgrad.config.cell import Cell, run_names
 from altgrad.config.tasks import HISTORY
-from altgrad.execution import costs, dvc_api
-from altgrad.execution.executor import BEGAN, HISTORY_FILE, LOGS, TOLD_TO_STOP, Executor, Outcome, Status, Task
+from altgrad.execution import BEGAN, HISTORY_FILE, LOGS, TOLD_TO_STOP, Executor, Outcome, Status, Task, costs, dvc_api
 from altgrad.execution.pending import HandOver, first_tasks, rest
 from altgrad.execution.progress import Progress, why_it_failed
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from altgrad.common.errors import UserError
 from altgrad.common.files import read_json, write_json
-from altgrad.execution.executor import Task
+from altgrad.execution import Task
 
 COMPILES = 8.0  # most seconds by which loading compiled graphs makes the first run of a process longer
 TOOK = Path("scratch/took.json")  # seconds of earlier tasks, by kind and stage, and of the last report
@@ -47,7 +47,7 @@ class Kind:
 
     @classmethod
     def of(cls, probes: Sequence[Mapping[str, float]]) -> Kind:
-        """Return the mean of ``probes``, the seconds that `altgrad.benchmark.probe` measured in each process."""
+        """Return the mean of ``probes``, the seconds that `altgrad.benchmark.runs` measured in each process."""
 
         def mean(name: str) -> float:
             return sum(probe[name] for probe in probes) / len(probes)

@@ -1,13 +1,11 @@
-"""The only file that uses DVC's inner modules, which DVC does not promise to keep.
+"""The only file that uses modules of DVC that it does not promise to keep; pyproject.toml pins its minor version.
 
 DVC's commands cannot restore a stage from the run cache without running it if it is absent there. Nor can they put many
-existing outputs into the cache and into dvc.lock at once. DVC's Python objects can. ``MEMBERS`` lists the members in
-use. If the installed DVC lacks one, an error names it before any file is changed.
+existing outputs into the cache and into dvc.lock at once. DVC's Python objects can.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import sys
@@ -20,81 +18,25 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-import dvc
 import psutil
+from dvc.config import Config
+from dvc.dependency import ParamsDependency
+from dvc.exceptions import DvcException
+from dvc.lock import LockError
+from dvc.repo import Repo
+from dvc.stage import Stage
+from dvc.stage.cache import RunCacheNotFoundError
 
 from altgrad.common.errors import UserError
+from altgrad.execution import dvc_files
 
-# The tests of this file passed with these, and a grid was trained and handed over. README.md says how to try another.
-TRIED_VERSIONS = ("3.67.0", "3.67.1")
 END_S = 1.0  # seconds in which an interrupted process may end by itself
-
-# Members of DVC's objects, by class: the arguments of a method; None for an attribute.
-MEMBERS: dict[str, dict[str, tuple[str, ...] | None]] = {
-    "Repo": {"index": None, "lock": None, "stage_cache": None, "_reset": (), "reproduce": ("targets", "single_item")},
-    "Index": {"stages": None},
-    "StageCache": {"restore": ("stage",)},
-    "Stage": {
-        "name": None, "deps": None, "outs": None, "dvcfile": None,
-        "changed": (), "remove_outs": (), "save_deps": (), "save": (), "commit": (),
-    },
-    "Output": {"hash_info": None, "fs_path": None, "use_cache": None, "cache": None},
-    "Dependency": {"hash_info": None, "fs_path": None, "_build": None},
-    "ParamsDependency": {"params": None, "read_params": ("flatten",)},
-    "DvcFile": {"dump_stages": ("stages", "update_pipeline")},
-}  # fmt: skip
-
-
-def changed_api(what: str) -> UserError:
-    """Return the error for an installed DVC that this file cannot use; ``what`` names the difference."""
-    tried = " or ".join(TRIED_VERSIONS)
-    return UserError(
-        f"DVC {dvc.__version__} is not as altgrad/execution/dvc_api.py needs it: {what}; "
-        f"it was tried with DVC {tried}: install that, or run `dvc repro`, which does the same one stage at a time"
-    )
-
-
-try:
-    from dvc.config import Config
-    from dvc.dependency import ParamsDependency
-    from dvc.exceptions import DvcException
-    from dvc.lock import LockError
-    from dvc.repo import Repo
-    from dvc.stage import Stage
-    from dvc.stage.cache import RunCacheNotFoundError
-
-    from altgrad.execution import dvc_files
-except ImportError as error:
-    raise changed_api(str(error).partition(" (")[0]) from None  # without the path of the module
-
-
-def check_members(checked: object, class_name: str) -> None:
-    """Raise :class:`UserError` unless ``checked`` has the members that ``MEMBERS`` lists under ``class_name``.
-
-    Properties are not evaluated, since some read every file of a project.
-    """
-    for name, arguments in MEMBERS[class_name].items():
-        missing = object()
-        if inspect.getattr_static(checked, name, missing) is missing:
-            raise changed_api(f"{class_name}.{name} is missing")
-        if arguments is None:
-            continue
-        try:
-            inspect.signature(getattr(checked, name)).bind(**dict.fromkeys(arguments))
-        except TypeError as error:
-            raise changed_api(f"{class_name}.{name} cannot be given ({', '.join(arguments)}): {error}") from None
 
 
 class CellStage:
     """A stage of the DVC project, usually one of a cell."""
 
     def __init__(self, stage: Stage, repo: Repo) -> None:
-        for member, class_name in (
-            (stage, "Stage"),
-            (stage.dvcfile, "DvcFile"),
-            *((out, "Output") for out in stage.outs),
-        ):
-            check_members(member, class_name)
         self._stage, self._repo = stage, repo
 
     @property
@@ -161,8 +103,6 @@ class DvcProject:
     """The DVC project of the working directory while this process holds DVC's lock on it."""
 
     def __init__(self, repo: Repo) -> None:
-        check_members(repo.index, "Index")
-        check_members(repo.stage_cache, "StageCache")
         self._repo = repo
 
     @cached_property
@@ -175,9 +115,7 @@ class DvcProject:
         shared = Counter(dep.fs_path for stage in stages for dep in stage.deps)
         seen: dict[Any, Any] = {}
         for dep in (dep for stage in stages for dep in stage.deps):
-            check_members(dep, "Dependency")
             if isinstance(dep, ParamsDependency):
-                check_members(dep, "ParamsDependency")
                 dep.read_params = _once(dep.read_params, seen, (dep.fs_path, *dep.params))
             elif shared[dep.fs_path] > 1:
                 dep._build = _once(dep._build, seen, dep.fs_path)
@@ -220,9 +158,7 @@ def _once(read: Callable[..., Any], seen: dict[Any, Any], name: Any) -> Callable
 def _repository(folder: Path) -> Repo:
     logging.getLogger("dvc").setLevel(logging.WARNING)  # else DVC prints for every stage that it is cached
     dvc_files.write_lock_quickly()
-    repo = Repo(str(folder))
-    check_members(repo, "Repo")
-    return repo
+    return Repo(str(folder))
 
 
 @contextmanager
@@ -240,7 +176,6 @@ def locked_project() -> Iterator[DvcProject]:
                 print(f"note: {sentence}", file=sys.stderr)
             repo._reset()  # the files may have changed since the last time
             yield DvcProject(repo)
-            dvc_files.keep_copy()
             repo._reset()
     except LockError:
         raise _locked() from None
@@ -278,9 +213,7 @@ def reproduce(stages: list[str], *, alone: bool = False) -> None:
 
 def _reproduce(stages: list[str], alone: bool) -> None:
     try:
-        repo = _repository(Path.cwd())
-        repo.reproduce(targets=stages, single_item=alone)
-        dvc_files.keep_copy()
+        _repository(Path.cwd()).reproduce(targets=stages, single_item=alone)
     except LockError:
         raise _locked() from None
     except DvcException as error:

@@ -28,14 +28,13 @@ from altgrad.common.files import write_text
 LOCK = Path("dvc.lock")
 TMP = Path(".dvc/tmp")
 PLACES = (Path(), TMP, Path("data/diag"), Path("reports"))  # folders that several stages or commands write to
-COPY, RWLOCK = TMP / "dvc.lock.whole", TMP / "rwlock"
+RWLOCK = TMP / "rwlock"
 RUN_CACHE = Path(".dvc/cache/runs")
 
 
 def write_lock_quickly() -> None:
-    """Make DVC use `_modify_lock` in this process; a DVC without ``dvc.dvcfile.modify_yaml`` stays as it is."""
-    if hasattr(dvc.dvcfile, "modify_yaml"):
-        dvc.dvcfile.modify_yaml = _modify_lock
+    """Make DVC use `_modify_lock` in this process."""
+    dvc.dvcfile.modify_yaml = _modify_lock
 
 
 @contextmanager
@@ -70,16 +69,15 @@ def mend() -> list[str]:
     if RWLOCK.exists() and not _is_json(RWLOCK):
         RWLOCK.unlink()
         said.append(f"{RWLOCK} was half-written, as a stop or a full disk leaves it: removed, nothing is lost by it")
-    copy = COPY.read_bytes() if COPY.exists() else None
-    text = LOCK.read_bytes() if LOCK.exists() else None
-    if text is None or text == copy or _is_whole(text):
+    if not LOCK.exists() or _is_whole(LOCK.read_bytes()):
         return said
-    whole = next((earlier for earlier in (copy, _committed()) if earlier is not None and _is_whole(earlier)), None)
-    if whole is None:
-        LOCK.unlink()
+    committed = _committed()
+    if committed is not None and _is_whole(committed):
+        state = "as it was in the last commit"
+        write_text(LOCK, committed.decode())
     else:
-        write_text(LOCK, whole.decode())
-    state = "as it was when last whole" if whole else "begun anew"
+        state = "begun anew"
+        LOCK.unlink()
     said.append(
         f"{LOCK} was damaged, as a stop while DVC writes it or a merge leaves it: it is {state}, and what it lacks is "
         "taken from the cache"
@@ -112,12 +110,6 @@ def damaged(cache: Path, oid: str) -> list[Path]:
         return [path]
     entries = json.loads(content) if oid.endswith(".dir") else []
     return [bad for entry in entries for bad in damaged(cache, entry["md5"])]
-
-
-def keep_copy() -> None:
-    """Copy dvc.lock, which must be complete, to `COPY`, from which `mend` restores it."""
-    if LOCK.exists() and not (COPY.exists() and COPY.read_bytes() == LOCK.read_bytes()):
-        write_text(COPY, LOCK.read_text(encoding="utf-8"))
 
 
 def _parsed(text: str) -> dict[str, Any]:

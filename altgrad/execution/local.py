@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from altgrad.common.files import read_json
-from altgrad.common.threads import GPU_SHARE, usable_cores
-from altgrad.execution.executor import Outcome, Status, Task
+from altgrad.common.machine import GPU_SHARE, usable_cores
+from altgrad.execution import Outcome, Status, Task
 
 LIBRARIES = ["torch._inductor.compile_fx", "torch._inductor.codegen.cpp", "pandas", "pyarrow.parquet"]
 GROWTH = 1 << 30  # bytes by which a process may grow after its first task; a graph has some 100 MB
@@ -120,14 +120,6 @@ class LocalPool:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(LIBRARIES)
         return context
-
-    @property
-    def gpu(self) -> str | None:
-        """The name of the first GPU if tasks do not share GPUs; None if they do, or without a GPU."""
-        import torch
-
-        alone = self._gpus and self.jobs * self._gpus_each <= len(self._gpus)
-        return torch.cuda.get_device_name(0) if alone else None
 
     @cached_property
     def _gpus(self) -> list[str]:

@@ -3,14 +3,13 @@
 A node knows nothing of Ray. It takes a task with the files that the task reads. It returns ended tasks with the files
 that they wrote, and for running tasks the new output and checkpoints.
 
-A parcel holds files as bytes by name, with a digest. A file is put in place whole or not at all. Nothing in a parcel is
-run or unpickled, and no name in it leads out of the target folder.
+A parcel holds files as bytes by name. A file is put in place whole or not at all. Nothing in a parcel is run or
+unpickled, and no name in it leads out of the target folder.
 """
 
 from __future__ import annotations
 
 import atexit
-import hashlib
 import os
 import shutil
 import tempfile
@@ -22,7 +21,7 @@ from typing import NamedTuple
 
 from altgrad.common.errors import DISK_FULL, UserError
 from altgrad.common.files import replacing
-from altgrad.execution.executor import LOGS, Task
+from altgrad.execution import LOGS, Task
 from altgrad.execution.local import LocalPool
 
 WRITES = {"train": ("data/runs/{key}",), "diagnose": ("data/diag/{key}.json", "data/diag/{key}.parquet")}
@@ -34,12 +33,7 @@ SHARED = ("data/tokens",)  # read by every task, and the same for all
 GROWING = (".jsonl",)  # files that are appended to; only their new part is sent
 KEEP_EVERY = 30.0  # seconds between looks for a checkpoint to send
 
-
-class Parcel(NamedTuple):
-    """The content of files, by name relative to a project's top folder, and the `digest` of them all."""
-
-    files: Mapping[str, bytes]
-    digest: str
+Parcel = Mapping[str, bytes]  # the content of files, by name relative to a project's top folder
 
 
 def pack(root: Path, names: Iterable[str]) -> Parcel:
@@ -49,29 +43,18 @@ def pack(root: Path, names: Iterable[str]) -> Parcel:
         path = root / name
         members = sorted(path.rglob("*")) if path.is_dir() else [path]
         files |= {file.relative_to(root).as_posix(): file.read_bytes() for file in members if file.is_file()}
-    return Parcel(files, digest(files))
-
-
-def digest(files: Mapping[str, bytes]) -> str:
-    """Return the SHA-256 (hex) of the names, lengths and contents of ``files``."""
-    whole = hashlib.sha256()
-    for name, content in sorted(files.items()):
-        whole.update(f"{len(name)} {name} {len(content)} ".encode())
-        whole.update(content)
-    return whole.hexdigest()
+    return files
 
 
 def unpack(parcel: Parcel, root: Path, below: Iterable[str]) -> None:
     """Write the files of ``parcel`` below ``root``.
 
     ``below``: the names of the only files and folders that the parcel may hold. Such a folder is replaced as a whole.
-    Raises :class:`UserError`, and changes nothing, if the parcel was damaged or holds other names.
+    Raises :class:`UserError`, and changes nothing, if the parcel holds other names.
     """
-    if digest(parcel.files) != parcel.digest:
-        raise UserError("what came from another machine is not what it sent; run the same command again")
     allowed = list(below)
     by_place: dict[str, dict[str, bytes]] = {}
-    for name, content in parcel.files.items():
+    for name, content in parcel.items():
         path = PurePosixPath(name)
         outside = ".." in path.parts or path.is_absolute()
         place = next((place for place in allowed if not outside and path.is_relative_to(place)), None)

@@ -6,13 +6,11 @@ decides which machine gets which task, brings results and checkpoints home, and 
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import shutil
 import socket
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -27,7 +25,7 @@ from tqdm import tqdm
 
 from altgrad.common.errors import UserError
 from altgrad.common.files import read_json, write_text
-from altgrad.execution.executor import TOLD_TO_STOP, Outcome, Status, Task
+from altgrad.execution import TOLD_TO_STOP, Outcome, Status, Task
 from altgrad.execution.node import (
     KEEP_EVERY,
     READS,
@@ -49,7 +47,6 @@ ANSWERED_WITHIN = 120.0  # seconds in which an answer that is ready must arrive
 CONNECTED_WITHIN = 10.0  # seconds in which the head of a cluster must accept a connection
 ATTEMPTS = 3  # runs of a task whose machine or process is lost each time
 LOST = -9  # the exit status of a task that was lost `ATTEMPTS` times
-CODE = ("altgrad", "stages")  # folders that are sent to each machine
 PASSED_ON = ("ALTGRAD_CPU_BF16",)  # environment variables that affect a cell's bits
 
 
@@ -176,9 +173,9 @@ class RayCluster:
     def _take_in(self, machine: _Machine, news: News) -> None:
         for name, parcel in news.kept.items():
             if name in machine.tasks:  # only files of one scratch folder of the cell; files that are there stay
-                one_folder = len({file.rpartition("/")[0] for file in parcel.files}) < 2
+                one_folder = len({file.rpartition("/")[0] for file in parcel}) < 2
                 start = f"scratch/{machine.tasks[name].key}-"
-                unpack(parcel, Path(), [file for file in parcel.files if one_folder and file.startswith(start)])
+                unpack(parcel, Path(), [file for file in parcel if one_folder and file.startswith(start)])
         for path in filter(_is_in_scratch, news.gone):
             Path(path).unlink(missing_ok=True)
         for path in filter(_is_in_scratch, news.grown):
@@ -316,7 +313,8 @@ def _connected() -> ModuleType:
 
     if not ray.is_initialized():
         variables = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        environment = {"working_dir": str(_code()), "env_vars": variables}
+        code = [str(Path(__file__).parents[1]), str(Path("stages").resolve())]  # Ray sends it to each machine once
+        environment = {"py_modules": code, "excludes": ["*.md", "__pycache__"], "env_vars": variables}
         try:
             ray.init(
                 log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False, runtime_env=environment
@@ -325,14 +323,3 @@ def _connected() -> ModuleType:
             address = os.environ.get("RAY_ADDRESS", "this machine")
             raise UserError(f"no Ray cluster answers at {address}: {str(error).splitlines()[0]}") from None
     return ray
-
-
-def _code() -> Path:
-    """Return a temporary folder with the project's code alone, which Ray sends to each machine once."""
-    folder = Path(tempfile.mkdtemp(prefix="altgrad-code-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    package = Path(__file__).parents[1]
-    unwanted = shutil.ignore_patterns("__pycache__", "*.md")
-    for name, source in zip(CODE, (package, Path("stages")), strict=True):
-        shutil.copytree(source, folder / name, ignore=unwanted)
-    return folder

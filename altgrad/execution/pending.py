@@ -19,8 +19,7 @@ from tempfile import TemporaryDirectory
 
 from altgrad.common.errors import UserError
 from altgrad.common.files import read_json
-from altgrad.execution import dvc_api
-from altgrad.execution.executor import Task
+from altgrad.execution import Task, dvc_api
 
 BEFORE_CELLS = ("tokenize", "grid", "code")
 # Between two hand-overs pass at least so many seconds, and so many times as long as the last one took. Cells train on

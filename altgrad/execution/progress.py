@@ -24,7 +24,7 @@ from altgrad.common.files import read_json
 from altgrad.config import cell_key
 from altgrad.config.schema import Train
 from altgrad.config.tasks import Compared
-from altgrad.execution.executor import BEGAN, HISTORY_FILE, LOGS, Outcome, Task
+from altgrad.execution import BEGAN, HISTORY_FILE, LOGS, Outcome, Task
 
 SHOWN_EVERY = {True: 0.5, False: 30}  # seconds, for a terminal (True) or a file
 COMPILING = "compiling {}, a minute or so, once: the first run takes longer"

@@ -31,11 +31,10 @@ from altgrad.formats import definition
 from altgrad.model import layer_recipe, linear_layers, matrix_of, virtual_weight
 from altgrad.optim import ArmOptimizer
 from altgrad.training import machine
-from altgrad.training.checkpoint import RowLog
-from altgrad.training.evaluation import LossAlone
+from altgrad.training.evaluation import perplexity
 from altgrad.training.monitor import Measurement, TensorMonitor, UpdateMonitor, largest_overflow
 from altgrad.training.outcome import OutcomeTracker
-from altgrad.training.records import write_history, write_monitors
+from altgrad.training.records import RowLog, write_history, write_monitors
 
 STEP, TRAIN_LOSS, VAL_LOSS, NORM = (HISTORY.index(n) for n in ("step", "train_loss", "val_loss", "grad_norm"))
 LISTS = {"format": "formats", "optimizer": "optimizers", "seed": "seeds", "lr_scale": "lr_scales"}
@@ -239,7 +238,7 @@ class Recorder:
             "parameters": settings["model"]["parameters"], "quantized_parameters": sum(p.numel() for p in quantized),
             "train_loss": next((row[TRAIN_LOSS] for row in reversed(history)), None),
             "val_loss": val_loss, "val_loss_best": best, "val_loss_best_step": best_step,
-            **LossAlone().final(val_loss, self._run),
+            "perplexity": perplexity(val_loss),
         }  # fmt: skip
 
     def _timing(self) -> dict[str, Any]:

@@ -23,6 +23,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -79,26 +80,22 @@ class Trace:
         return np.log2(self.history.set_index("step")[LOSSES].astype("float64").T)
 
 
-@dataclass(frozen=True)
-class Healthy:
-    """Statistics of the finite values of several runs, in binades. A run may lack keys or steps that another has.
+class Healthy(NamedTuple):
+    """Statistics of the finite values of several runs, in binades: frames (keys x steps).
 
-    ``index`` has the keys, ``columns`` the steps. The others are arrays (keys, steps): ``count`` is the number of runs
-    with a value, ``middle`` their median, ``squares`` the summed squared distances from the median, ``low`` and
-    ``high`` the extremes. All but ``count`` and ``squares`` are NaN where no run has a value.
+    ``runs`` is the number of runs with a value, ``middle`` their median, ``squares`` the summed squared distances from
+    the median, ``low`` and ``high`` the extremes. All but ``runs`` and ``squares`` are NaN where no run has a value.
     """
 
-    index: pd.Index
-    columns: pd.Index
-    count: np.ndarray
-    middle: np.ndarray
-    squares: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
+    runs: pd.DataFrame
+    middle: pd.DataFrame
+    squares: pd.DataFrame
+    low: pd.DataFrame
+    high: pd.DataFrame
 
     @classmethod
     def of(cls, frames: Sequence[pd.DataFrame]) -> Healthy:
-        """Return the statistics over ``frames``, one or more: a frame (keys x steps) of values for each run."""
+        """Return the statistics over ``frames``, one for each run. A run may lack keys or steps that another has."""
         index, columns = _union(frame.index for frame in frames), _union(frame.columns for frame in frames)
         stack = np.stack([frame.reindex(index=index, columns=columns).to_numpy(dtype="float64") for frame in frames])
         stack[~np.isfinite(stack)] = np.nan
@@ -110,20 +107,12 @@ class Healthy:
 
         middle = (at((count - 1) // 2) + at(count // 2)) / 2
         squares = np.nansum((stack - middle) ** 2, axis=0)
-        return cls(index, columns, count, middle, squares, stack[0], at(count - 1))
+        return cls(*(pd.DataFrame(t, index, columns) for t in (count, middle, squares, stack[0], at(count - 1))))
 
     def like(self, values: pd.DataFrame) -> Healthy:
-        """Return the statistics at the keys and steps of ``values``; those that no run has count 0 runs."""
-        rows, columns = self.index.get_indexer(values.index), self.columns.get_indexer(values.columns)
-        unknown = (rows < 0)[:, None] | (columns < 0)
-
-        def of(numbers: np.ndarray, otherwise: float) -> np.ndarray:
-            return np.where(unknown, otherwise, numbers[np.ix_(rows, columns)])
-
-        return Healthy(
-            values.index, values.columns, of(self.count, 0), of(self.middle, np.nan), of(self.squares, 0),
-            of(self.low, np.nan), of(self.high, np.nan),
-        )  # fmt: skip
+        """Return the statistics at the keys and steps of ``values``; no run has those that are not here."""
+        found = Healthy(*(frame.reindex(index=values.index, columns=values.columns) for frame in self))
+        return found._replace(runs=found.runs.fillna(0), squares=found.squares.fillna(0))
 
 
 class Peers(tuple[Trace, ...]):
@@ -200,12 +189,13 @@ def _union(indexes: Iterable[pd.Index]) -> pd.Index:
 def _bands(values: pd.DataFrame, healthy: Healthy, groups: pd.Index, floor: float) -> Bands:
     """Return the bands of ``values``. ``groups`` names each key's group; half of a key's variance is its group's."""
     peers = healthy.like(values)
-    freedom = np.maximum(peers.count - 1, 0)
-    own = peers.squares.sum(axis=1) / np.maximum(freedom.sum(axis=1), 1)
+    count = peers.runs.to_numpy()
+    freedom = np.maximum(count - 1, 0)
+    own = peers.squares.to_numpy().sum(axis=1) / np.maximum(freedom.sum(axis=1), 1)
     common = pd.Series(own).groupby(groups.to_numpy()).transform("median").to_numpy()
-    spread = np.sqrt(np.maximum((own + common) / 2, floor**2))[:, None] * np.sqrt(1 + 1 / np.maximum(peers.count, 1))
-    middle = np.where(peers.count >= LEAST_PEERS, peers.middle, np.nan)
-    return Bands(values, middle, spread, peers.low, peers.high)
+    spread = np.sqrt(np.maximum((own + common) / 2, floor**2))[:, None] * np.sqrt(1 + 1 / np.maximum(count, 1))
+    middle = np.where(count >= LEAST_PEERS, peers.middle, np.nan)
+    return Bands(values, middle, spread, peers.low.to_numpy(), peers.high.to_numpy())
 
 
 @dataclass(frozen=True)

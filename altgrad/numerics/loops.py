@@ -28,7 +28,7 @@ from types import ModuleType
 
 import torch
 
-from altgrad.common.threads import processor_line
+from altgrad.common.machine import processor_line
 from altgrad.numerics import constants
 from altgrad.numerics.compile_utils import constant_in_graphs
 

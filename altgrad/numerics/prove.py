@@ -30,7 +30,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from altgrad.common.console import called, while_read
-from altgrad.common.provenance import environment, write_record
+from altgrad.common.files import write_record
+from altgrad.common.machine import environment
 from altgrad.formats import FloatFormat, Format, get_format
 from altgrad.formats.format import in_float32
 from altgrad.formats.tables import TableFormat

@@ -34,8 +34,8 @@ from altgrad.metrics.first_anomaly import (
     tensor_bands,
     threshold_of,
 )
-from altgrad.metrics.metric import ROLES
-from altgrad.reporting.figures.style import drawing, panels, save
+from altgrad.metrics.table import ROLES
+from altgrad.reporting.figures import drawing, panels, save
 from altgrad.reporting.load import COMPLETED, DIVERGED, IDENTITY, MISSING, Study, load_study
 from altgrad.reporting.markdown import number, plural, significant
 

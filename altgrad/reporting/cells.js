@@ -178,31 +178,15 @@ function show(key) {
 const rows = new Map();
 const COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#888888"];
 
-// What narrows the cells down; "metric" says what of their diagnoses is looked at.
-function narrowing(wanted) {
-  return [...new Set(wanted.keys())].filter((name) => name !== "metric");
-}
-
 function among(cell, wanted) {
-  return narrowing(wanted).every((name) => wanted.getAll(name).some((value) => String(cell[name]) === value || Number(cell[name]) === Number(value)));
-}
-
-// A metric of the diagnoses cell by cell, and its mean.
-function measured(metric, chosen) {
-  const index = data.metrics.findIndex(([name]) => name === metric);
-  const values = chosen.filter((cell) => cell.summary && cell.summary[index] !== null && cell.summary[index] !== undefined);
-  if (index < 0 || !values.length) return [made("p", `No diagnosis of these cells has ${metric}.`)];
-  const [, title, definition] = data.metrics[index];
-  const mean = values.reduce((sum, cell) => sum + cell.summary[index], 0) / values.length;
-  const rows = values.map((cell) => [cell.key, shown(cell.summary[index])]);
-  return [made("h3", title), made("p", definition), table(["cell", "over its layers, at the end"], [...rows, ["mean", shown(mean)]], [1])];
+  return [...wanted.keys()].every((name) => wanted.getAll(name).some((value) => String(cell[name]) === value || Number(cell[name]) === Number(value)));
 }
 
 function select(text) {
   const wanted = new URLSearchParams(text), chosen = data.cells.filter((cell) => among(cell, wanted));
   for (const cell of data.cells) rows.get(cell.key).classList.toggle("other", !chosen.includes(cell));
   if (!text) return;
-  const title = narrowing(wanted).map((name) => (name === "lr_scale" ? "lr × " : "") + wanted.getAll(name).join(", ")).join(", ");
+  const title = [...new Set(wanted.keys())].map((name) => (name === "lr_scale" ? "lr × " : "") + wanted.getAll(name).join(", ")).join(", ");
   document.title = `${title} – AltGrad cells`;
   place.append(made("h2", title));
   const arms = [...new Set(chosen.map((cell) => [cell.format, cell.optimizer, cell.lr_scale].join("\n")))];
@@ -214,7 +198,6 @@ function select(text) {
   });
   if (groups.length) place.append(table(["format", "arm", `mean ${MEASURE}`, "cells completed", "rate"], summaries, [2, 3, 4]));
   else place.append(made("p", "The grid has no such cell."));
-  for (const name of wanted.getAll("metric")) place.append(...measured(name, chosen));
   const lines = groups.flatMap((group, i) => group.filter((cell) => cell.curve).map((cell) => [cell.key, COLORS[i % COLORS.length], i >= COLORS.length, column(cell, 2)]));
   if (lines.some(([, , , line]) => line.length) && lines.length <= 60) {
     const figure = chart(BY_STEP, lines);

@@ -15,7 +15,7 @@ from altgrad.reporting.anomalies import TENSORS, Case, tensor
 from altgrad.reporting.compare import Comparison, in_order, per_layer, shown_optimizer
 from altgrad.reporting.figures.layers import COSINE, RUNGS, STALL, recorded
 from altgrad.reporting.load import DIVERGED, IDENTITY, MISSING, Study
-from altgrad.reporting.markdown import NONE, Column, Table, integer, number, shown, signed, significant, to_runs, words
+from altgrad.reporting.markdown import NONE, Column, Table, integer, number, shown, signed, significant, words
 from altgrad.reporting.statistics import interval
 
 KL_MIXTURE = 1e-6  # share of p in q before KL(p || q), so that one empty bin is no infinite divergence
@@ -39,18 +39,11 @@ def diagnosis_table(study: Study, comparison: Comparison) -> Table | None:
         return None
     table = table.loc[[metric.name for metric in metrics]].dropna(axis=1, how="all")
     names = in_order(study.formats, table)
-    runs = [comparison.selection(name, optimizer) for name in names]
-    body = []
-    for metric in metrics:
-        values = _numbers(metric, list(table.loc[metric.name, names]))
-        body.append([metric.head, *(to_runs(value, **run, metric=metric.name)
-                                    for value, run in zip(values, runs, strict=True))])  # fmt: skip
+    body = [[metric.head, *_numbers(metric, list(table.loc[metric.name, names]))] for metric in metrics]
     note = f"Over all layers at the end of the run, mean over seeds (`{optimizer}`)."
     divergence = divergences(study, comparison)
     if divergence.notna().any():
-        values = [number(divergence.get(name), 4) for name in names]
-        body.append(["divergence of weights, bits", *(to_runs(value, **run)
-                                                      for value, run in zip(values, runs, strict=True))])  # fmt: skip
+        body.append(["divergence of weights, bits", *(number(divergence.get(name), 4) for name in names)])
         note += f" Divergence: Kullback and Leibler's, of |w|, from `{study.baseline}`'s; its own from another seed's."
     return Table([words("quantity"), *(Column(name) for name in names)], body, note)
 
@@ -107,13 +100,11 @@ def geometry_table(study: Study, comparison: Comparison) -> Table | None:
     body = []
     for entry in in_order(study.formats, table.index.get_level_values("format")):
         if roles.is_quantized(study, entry) and not roles.has_even_grid(study, entry):
-            by_seed, run = table.loc[entry], comparison.selection(entry, optimizer)
+            by_seed = table.loc[entry]
             mean, low, high = (signed(value, 4) for value in interval(by_seed[ALONG] - by_seed[SHUFFLED]))
             values = [number(by_seed[name].mean(), digits) for name, digits in GEOMETRY.items()]
             values.append("not measured" if low == NONE else f"{mean} [{low}, {high}]")
-            metrics = [*GEOMETRY, [ALONG, SHUFFLED]]
-            body.append([f"**{entry}**", *(to_runs(value, **run, metric=metric)
-                                           for value, metric in zip(values, metrics, strict=True))])  # fmt: skip
+            body.append([f"**{entry}**", *values])
     if not body:
         return None
     columns = [
@@ -160,7 +151,7 @@ def updates_table(study: Study, comparison: Comparison) -> Table | None:
     def cell(arm: str, name: str) -> str:
         cosine, rungs, stall = (means.get((metric, arm, name), np.nan) for metric in (COSINE, RUNGS, STALL))
         text = f"{number(cosine, 2)} / {significant(rungs, 2)} / {number(100 * stall, 0)}"
-        return NONE if np.isnan(rungs) else to_runs(text, **comparison.selection(name, arm))
+        return NONE if np.isnan(rungs) else text
 
     body = [[f"**{arm}**", *(cell(arm, name) for name in formats)] for arm in arms]
     note = (

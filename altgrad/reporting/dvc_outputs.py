@@ -15,12 +15,10 @@ import pandas as pd
 
 from altgrad.common.files import replacing, write_json, write_text
 from altgrad.reporting import optimizer_roles as roles
-from altgrad.reporting.compare import Comparison, late
-from altgrad.reporting.decision_rule import UNTESTED
-from altgrad.reporting.hypotheses import BEYOND, CONTROL, COST, GAIN, MATCHED
+from altgrad.reporting.compare import BEYOND, CONTROL, COST, GAIN, MATCHED, Comparison, late
 from altgrad.reporting.load import COMPLETED, DIVERGED, IDENTITY, MISSING, Study
 from altgrad.reporting.markdown import as_json, shown
-from altgrad.reporting.statistics import Difference
+from altgrad.reporting.statistics import UNTESTED, Difference
 from altgrad.reporting.summary import ranked
 
 PRIMARY = "primary"  # the column of the primary metric
@@ -44,9 +42,11 @@ def metrics(study: Study, comparison: Comparison) -> dict[str, Any]:
 
     They are counts of runs, the primary metric of the baseline (of every entry in a grid without a baseline), and Δ and
     ΔΔ of each quantized format. Δ is the difference to the baseline under the baseline optimizer. ΔΔ is the
-    format-specific effect of the first optimizer that follows the spacing, where the grid has the unquantized control.
+    format-specific effect of the first optimizer that follows the spacing (else the first that is no control), where
+    the grid has the unquantized control.
     """
-    plain, arm = comparison.reference or study.optimizers[0], _headline_arm(study, comparison)
+    plain, methods = comparison.reference or study.optimizers[0], roles.spacing_methods(study)
+    methods += [name for name in comparison.references if not roles.role_of(study.arm(name)).control]
     table = comparison.best[comparison.best["optimizer"] == plain].set_index("format")
     entries = study.formats if study.baseline is None else [study.baseline]
     quantized = [entry for entry in study.formats if roles.is_quantized(study, entry)]
@@ -56,17 +56,10 @@ def metrics(study: Study, comparison: Comparison) -> dict[str, Any]:
         "Δ": {entry: _mean(table["difference"][entry]) for entry in quantized if entry not in entries},
         "ΔΔ": {
             row.format: _mean(row.beyond and row.beyond.difference) for row in comparison.gains.itertuples()
-            if row.optimizer == arm and pd.notna(row.twin) and row.format in quantized
+            if row.optimizer in methods[:1] and pd.notna(row.twin) and row.format in quantized
         },
     }  # fmt: skip
     return {"runs": len(study.cells), **counts, **{name: values for name, values in columns.items() if values}}
-
-
-def _headline_arm(study: Study, comparison: Comparison) -> str | None:
-    """Return the first optimizer that follows the spacing and is no control, else the first that is no control."""
-    arms = {name: study.arm(name) for name in comparison.references}
-    methods = [name for name, arm in arms.items() if not roles.is_control(arm)]
-    return min(methods, key=lambda name: not roles.follows_spacing(arms[name]), default=None)
 
 
 def _mean(difference: Difference | None) -> float | None:
@@ -119,7 +112,7 @@ def compared(study: Study, comparison: Comparison) -> pd.DataFrame:
     is the gain minus the gain in the unquantized control ``against``. ``p_adjusted`` is empty if nothing was tested.
     """
     rows = []
-    for (kind, entry, *arms), claim in comparison.answers.claims.items():
+    for (kind, entry, *arms), claim in comparison.claims.items():
         arm, delta = arms[0] if arms else comparison.reference, claim.difference
         reference = comparison.references.get(str(arm))
         against = {COST: study.baseline, BEYOND: roles.unquantized_control(study, entry, arm or ""), GAIN: reference,
@@ -127,7 +120,7 @@ def compared(study: Study, comparison: Comparison) -> pd.DataFrame:
         half = delta.half_width
         rows.append((
             kind, entry, arms[-1] if kind == MATCHED else arm, against, delta.n, delta.mean, delta.mean - half,
-            delta.mean + half, delta.mean / delta.error if delta.sd > 0 else None, claim.alone,
+            delta.mean + half, delta.mean / delta.error if delta.sd > 0 else None, delta.p_value(),
             None if claim.outcome in UNTESTED else claim.adjusted, claim.outcome, claim.exploratory,
         ))  # fmt: skip
     columns = ["comparison", "format", "optimizer", "against", "seeds", "delta", "ci_low_alone", "ci_high_alone",

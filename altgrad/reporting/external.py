@@ -21,13 +21,12 @@ from altgrad.common.files import csv_rows, read_yaml, write_text
 from altgrad.common.run_table import KEY, STEP, read_locked
 from altgrad.config.base import Settings
 from altgrad.reporting.compare import compare
-from altgrad.reporting.decision_rule import SEEDS, SMALLEST_EFFECT
 from altgrad.reporting.figures import draw, report_figures
 from altgrad.reporting.html import to_html
-from altgrad.reporting.load import COLUMNS, COMPLETED, DIVERGED, IDENTITY, MISSING, NUMBERS, TEXTS, Study
-from altgrad.reporting.markdown import NONE, Block, Table, listed, to_markdown, without_runs, words
+from altgrad.reporting.load import COLUMNS, COMPLETED, DIVERGED, IDENTITY, MISSING, NUMBERS, TEXTS, PrimaryMetric, Study
+from altgrad.reporting.markdown import NONE, Block, Table, listed, to_markdown, words
 from altgrad.reporting.optimizer_roles import ROLE, EntryRole, OptimizerRole
-from altgrad.reporting.primary_metric import PrimaryMetric
+from altgrad.reporting.statistics import SEEDS, SMALLEST_EFFECT
 from altgrad.reporting.summary import outcomes, summary
 from altgrad.reporting.tables import results_table
 
@@ -152,7 +151,7 @@ def write_comparison(results: Path, family: Family, curves: Path | None, out: Pa
     family = family.checked(rows, str(results))
     study = study_of(rows, read_curves(curves, family.metric, rows) if curves else None, family)
     comparison = compare(study)
-    if max((claim.difference.n for claim in comparison.answers.claims.values()), default=0) < 2:
+    if max((claim.difference.n for claim in comparison.claims.values()), default=0) < 2:
         raise UserError(f"{results}: no comparison has two seeds in common; an interval takes two, a test {SEEDS}")
     pictures = draw([spec for spec in report_figures() if spec.section in SECTIONS], study, comparison, out / "figures")
     result = outcomes(study, comparison)
@@ -164,7 +163,7 @@ def write_comparison(results: Path, family: Family, curves: Path | None, out: Pa
         *["## Curves"] * bool(curves_shown), *curves_shown,
         "## What was asked", _family_table(results, family, rows.attrs["unread"]),
     ]  # fmt: skip
-    text = without_runs(to_markdown(page)) + "\n"
+    text = to_markdown(page) + "\n"
     write_text(out / "REPORT.md", text)
     write_text(out / "index.html", to_html(text, out / "figures"))
     return result.replace("**", "").replace("`", "")

@@ -1,35 +1,101 @@
 """The conditions of a fair comparison: which ones a grid meets, with the number or the reason for each.
 
 Every condition is one that a grid can fail.
+
+The study's experiment ``tuning`` fixed the learning rates of the default grid. It counts for an optimizer if it trained
+a model of the same size on the same text for as many steps. All settings apart from the learning rate must be the same,
+and the seeds must not be those of this grid. The best rate has the lowest mean loss over all formats and seeds tried; a
+rate at which a run diverged is not the best.
 """
 
 from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import pandas as pd
+
+from altgrad.common.errors import UserError
 from altgrad.config.arms import Arm
 from altgrad.config.schema import kept_by_decay
 from altgrad.config.tasks import FEWEST, ComparedOn
 from altgrad.reporting import optimizer_roles as roles
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.decision_rule import SEEDS
 from altgrad.reporting.load import COMPLETED, Study
 from altgrad.reporting.markdown import listed, plural, significant
-from altgrad.reporting.tuning import Tuning
+from altgrad.reporting.statistics import SEEDS
+from altgrad.reporting.study.questions import Question
+from altgrad.reporting.study.runs import RunTable
 
 YES, NO, PARTLY, OPEN = "yes", "no", "partly", "does not apply"
 Met = tuple[str, str]  # whether a condition is met (one of these texts), and the reason
 UNAWARE = OPEN, "no geometry-aware optimizer in this grid"
+EXPERIMENT, QUESTION = "tuning", "default-rates.yaml"  # the file of the experiment's question
+EQUAL = {"parameters": "model", "steps": "number of steps", "tokens": "number of tokens"}
+
+
+class Tuned(NamedTuple):
+    """The learning rates tried for an optimizer, ascending, and the best; ``against``: why they do not count, if so."""
+
+    rates: tuple[float, ...]
+    best: float
+    against: str | None
+
+
+class Tuning(NamedTuple):
+    """The seeds and entries of the experiment, and by optimizer what it found."""
+
+    seeds: tuple[int, ...]
+    entries: tuple[str, ...]
+    arms: dict[str, Tuned]
+
+
+def load_tuning(folder: Path, study: Study) -> Tuning | None:
+    """Return the tuning in ``folder`` of the optimizers that ``study`` has; ``None`` if the folder cannot be read."""
+    if not (folder / QUESTION).is_file():
+        return None
+    try:
+        rows = RunTable.read(folder / "results").of_experiment(EXPERIMENT)
+        params = Question.read(folder / QUESTION).params(EXPERIMENT, folder.parents[1] / "params.yaml")
+    except UserError:
+        return None
+    elsewhere, arms = _elsewhere(params, rows, study), {}
+    for arm, runs in rows.groupby("optimizer"):
+        if arm in study.optimizers:
+            losses = runs.groupby("lr_scale")["val_loss"].agg(lambda values: values.mean(skipna=False)).sort_index()
+            rates = tuple(params["optimizers"][arm]["lr"] * float(scale) for scale in losses.index)
+            best = rates[int(losses.argmin())] if losses.notna().any() else float("nan")
+            arms[arm] = Tuned(rates, best, elsewhere or _changed(arm, params, study))
+    return Tuning(tuple(sorted(set(rows["seed"]))), tuple(dict.fromkeys(rows["format"])), arms)
+
+
+def _elsewhere(params: dict[str, Any], rows: pd.DataFrame, study: Study) -> str | None:
+    """Return how the experiment differs from this grid, such as "with another text"; ``None`` if it does not."""
+    if "task" in study.params:
+        return "for another task"
+    for column, what in EQUAL.items():
+        if set(rows[column]) != set(study.cells[column].dropna()):
+            return f"with another {what}"
+    here = study.corpus.get("corpus"), study.corpus.get("vocab_size")
+    if (params["corpus"], params["tokenizer"]["vocab_size"]) != here:
+        return "with another text"
+    return "on seeds of this grid" if set(rows["seed"]) & set(study.seeds) else None
+
+
+def _changed(arm: str, params: dict[str, Any], study: Study) -> str | None:
+    tried, here = Arm.model_validate(params["optimizers"][arm]).model_dump(mode="json"), study.params["optimizers"][arm]
+    changed = [name for name in tried if name != "lr" and tried[name] != here.get(name)]
+    return f"with another {changed[0]}" if changed else None
 
 
 def conditions(study: Study, comparison: Comparison, tuning: Tuning | None = None) -> dict[str, Met]:
     """Return whether each condition is met, by name; ``tuning`` is an earlier study that fixed the learning rates."""
     arms = {name: study.arm(name) for name in study.optimizers}
-    others, aware = roles.aware(study), any(map(roles.follows_spacing, arms.values()))
+    others, aware = roles.aware(study), any(roles.role_of(arm).follows_spacing for arm in arms.values())
     matched = listed([name for name, arm in arms.items() if arm.get("match_rms")])
-    null = listed([name for name, arm in arms.items() if roles.is_null(arm)])
+    null = listed([name for name, arm in arms.items() if arm.get("stiffness") in roles.NULL_STIFFNESS])
     one_rate = len(study.lr_scales) == 1
     return {
         "Learning rate tuned per optimizer, optimum bracketed":
@@ -87,7 +153,7 @@ def _tuned_before(study: Study, tuning: Tuning | None) -> Met:
             bad.append(f"{arm}: tuned {tuned.against}")
         elif not math.isclose(rate, tuned.best):
             bad.append(f"{arm}: {rate:g}, and {tuned.best:g} was better")
-        elif not tuned.bracketed:
+        elif not tuned.rates[0] < tuned.best < tuned.rates[-1]:
             bad.append(f"{arm}: {rate:g}, at the edge of the rates tried")
         else:
             good.append(f"{arm} {rate:g} of {tuned.rates[0]:g} to {tuned.rates[-1]:g}")
@@ -98,9 +164,9 @@ def _tuned_before(study: Study, tuning: Tuning | None) -> Met:
 
 def _seeds(comparison: Comparison) -> Met:
     """Return whether every comparison has enough seeds; a seed counts if all runs of the comparison completed it."""
-    if comparison.answers.paired_seeds is None:
+    if comparison.paired_seeds is None:
         return OPEN, "no two runs are compared on a seed that both completed"
-    fewest, most = comparison.answers.paired_seeds
+    fewest, most = comparison.paired_seeds
     seeds = plural(most, "seed") if fewest == most else f"{fewest} to {most} seeds, by comparison,"
     met = YES if fewest >= SEEDS else PARTLY if most > 1 else NO
     return met, f"{seeds} of the {SEEDS} that a test takes; a seed fixes initial weights and data order"
@@ -118,7 +184,7 @@ def _text(study: Study, comparison: Comparison) -> Met:
     texts = [ComparedOn.of_splits(splits, *settings) for settings in sorted(read)]
     good = sum(text.enough for text in texts)
     few = "" if good == len(texts) else f", fewer than {FEWEST}"
-    visible = [result.visible for result in comparison.answers.claims.values() if math.isfinite(result.visible)]
+    visible = [result.visible for result in comparison.claims.values() if math.isfinite(result.visible)]
     ends = list(dict.fromkeys(significant(end(visible)) for end in (min, max))) if visible else []
     seen = "how large a difference must be to be seen is not known" if not ends else (
         f"there a difference is seen nine times in ten if it is {' to '.join(ends)} {study.primary.unit} or more"
@@ -215,7 +281,7 @@ def _shares(cell: dict[str, Any]) -> tuple[float, float]:
 def _virtual(study: Study, comparison: Comparison) -> Met:
     if not comparison.references:
         return OPEN, "no optimizer has a reference"
-    if not any(roles.follows_spacing(study.arm(arm)) for arm in comparison.references):
+    if not any(roles.role_of(study.arm(arm)).follows_spacing for arm in comparison.references):
         return UNAWARE
     twins = roles.unquantized_controls(study)
     quantized = [entry for entry in study.formats if roles.is_quantized(study, entry)]

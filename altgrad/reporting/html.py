@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import jinja2
 import numpy as np
@@ -32,7 +32,7 @@ from altgrad.formats import format_names, from_definition, get_format
 from altgrad.metrics import METRICS
 from altgrad.reporting.anomalies import Case, sentences
 from altgrad.reporting.load import IDENTITY, MISSING, Study
-from altgrad.reporting.markdown import RUNS, as_json, named_runs, runs_page, significant
+from altgrad.reporting.markdown import as_json, named_runs, significant
 
 LONG = 24  # a table cell with more characters of text is broken into lines
 PAGES = jinja2.Environment(
@@ -100,11 +100,10 @@ def _rendered(text: str, figures: Path) -> Markup:
 
 def links_of(study: Study) -> dict[str, str]:
     """Return the address on the page of all runs for each key of a run, each format and each optimizer."""
-    return (
-        {name: runs_page(optimizer=name) for name in study.optimizers}
-        | {name: runs_page(format=name) for name in study.formats}
-        | {key: f"{RUNS}#{quote(key)}" for key in study.cells.index}
-    )
+    shown = {name: urlencode({"optimizer": name}) for name in study.optimizers}
+    shown |= {name: urlencode({"format": name}) for name in study.formats}
+    addresses = {name: f"?{words}" for name, words in shown.items()} | {key: quote(key) for key in study.cells.index}
+    return {name: f"cells.html#{address}" for name, address in addresses.items()}
 
 
 def to_cells_page(study: Study, flags: pd.DataFrame, cases: Sequence[Case]) -> str:

@@ -3,25 +3,24 @@
 A cell counts only if all its files are there and belong to the settings in today's grid. A diagnosis carries the
 SHA-256 of the resolved cell that it analysed. Where that differs from the cell's file, the settings have changed since
 the run, and the cell is *missing*. Only the cells of the grid's index are read.
+The grid's settings select the primary metric, the number that its runs are compared by.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-import pyarrow as pa
-from pyarrow import csv, parquet
 
 from altgrad.common.files import read_json, sha256_of
-from altgrad.config.tasks import HISTORY, ON_TEST, ON_VALIDATION
+from altgrad.config.tasks import HISTORY, ON_TEST, ON_VALIDATION, Compared
 from altgrad.metrics import Metric
-from altgrad.reporting.primary_metric import PrimaryMetric
+from altgrad.reporting.statistics import HIGHER, LOWER, SMALLEST_EFFECT
 
 COMPLETED, DIVERGED, MISSING = "completed", "diverged", "missing"
 IDENTITY = ["format", "optimizer", "seed", "lr_scale"]
@@ -30,11 +29,10 @@ COLUMNS = {
     "history": list(HISTORY),
     "monitors": ["step", "layer", "role", "metric", "value"],
     "diagnosis": ["layer", "role", "step", "metric", "x", "value"],
-    "summary": (SUMMARY := ["metric", "value"]),
+    "summary": ["metric", "value"],
     "flags": ["layer", "metric", "value", "limit"],
 }
-HISTORY_TYPES = csv.ConvertOptions(column_types=dict.fromkeys([*HISTORY, *ON_VALIDATION.values()], pa.float64()))
-FLAGS = pa.schema({"layer": pa.string(), "metric": pa.string(), "value": pa.float64(), "limit": pa.float64()})
+FLOATS = [*HISTORY, *ON_VALIDATION.values(), "value", "x", "limit"]
 NUMBERS = [
     "outcome_step", "steps", "planned_steps", "tokens", "parameters", "quantized_parameters", "peak_lr",
     "train_loss", "val_loss", "val_loss_best", "val_loss_best_step", "perplexity", "clipped_frac",
@@ -42,6 +40,73 @@ NUMBERS = [
     "peak_memory_mb", "checkpoint_mb", "bytes_per_parameter",
 ]  # fmt: skip
 TEXTS = ["status", "reason", "signature", "first_nonfinite", "first_rows"]
+LOSS = Compared()
+SMALLEST_SHARE = 0.005  # smallest effect of interest in F1 and the like: half a percentage point
+
+
+@dataclass(frozen=True)
+class PrimaryMetric:
+    """The metric that is compared, the validation loss by default.
+
+    Attributes:
+        final, on_validation, title, unit, higher_is_better: as in `altgrad.config.tasks.Compared`. The learning rate is
+            chosen, and curves are drawn, by the metric on validation data.
+        entry: the report's noun for a grid entry, "format" or "configuration".
+        smallest_effect: the smallest effect of interest, in the metric's unit.
+    """
+
+    final: str = LOSS.final
+    on_validation: str = LOSS.on_validation
+    title: str = LOSS.title
+    unit: str = LOSS.unit
+    higher_is_better: bool = LOSS.higher_is_better
+    entry: str = "format"
+    smallest_effect: float = SMALLEST_EFFECT
+
+    @classmethod
+    def of(cls, params: Mapping[str, Any]) -> PrimaryMetric:
+        """Return the primary metric that ``params``, the settings in a grid's index, select."""
+        compared = Compared.of(params)
+        return cls(*compared, smallest_effect=SMALLEST_SHARE if compared.higher_is_better else SMALLEST_EFFECT)
+
+    @property
+    def noun(self) -> str:
+        """The short name, as in "Δ loss"."""
+        return self.title.removeprefix("validation ")
+
+    @property
+    def full(self) -> str:
+        """The title, followed by "of test documents" if the metric is measured on the test split."""
+        return f"{self.title} of test documents" if self.final.startswith("test_") else self.title
+
+    @property
+    def outcomes(self) -> tuple[str, str]:
+        """The outcomes of a better and of a worse result: "lower" and "higher", or the reverse."""
+        return (HIGHER, LOWER) if self.higher_is_better else (LOWER, HIGHER)
+
+    @property
+    def direction(self) -> str:
+        """A sentence that says which way is better."""
+        text = self.labelled(f"{self.delta} is method minus reference, paired by seed")
+        return f"{text}: {'above' if self.higher_is_better else 'below'} zero is better."
+
+    @property
+    def delta(self) -> str:
+        """The name of a difference: method minus reference."""
+        return f"Δ {self.noun}"
+
+    @property
+    def in_nats(self) -> bool:
+        """Whether the unit is nats per token, so that there is a perplexity."""
+        return self.unit == LOSS.unit
+
+    def with_unit(self, text: str) -> str:
+        """Return ``text`` with a comma and the unit at its end, if there is a unit."""
+        return f"{text}, {self.unit}" if self.unit else text
+
+    def labelled(self, text: str) -> str:
+        """Return ``text`` with the unit in brackets behind it, if there is a unit."""
+        return f"{text} ({self.unit})" if self.unit else text
 
 
 def _values(column: str) -> cached_property[list[Any]]:
@@ -125,7 +190,7 @@ def load_study(data: Path) -> Study:
     index = read_json(grid_dir / "index.json")
     measured = [*ON_VALIDATION.values(), *ON_TEST.values(), "read_frac"] if "task" in index["params"] else []
     columns = COLUMNS | {"history": [*COLUMNS["history"], *(set(measured) & set(ON_VALIDATION.values()))]}
-    numbers, parts = [*NUMBERS, *measured], {name: list[pa.Table]() for name in COLUMNS}
+    numbers, parts = [*NUMBERS, *measured], {name: list[pd.DataFrame]() for name in COLUMNS}
     rows, resolved, timing, switches = [], {}, {}, {}
     defined: dict[str, dict[str, Any]] = {}
     for key in index["cells"]:
@@ -145,9 +210,7 @@ def load_study(data: Path) -> Study:
                 switches[key] = metrics["switches"]
             defined |= diagnosis.get("metrics", {})  # a kept study need not have them
             for name, table in _tables(runs_dir / key, diagnosis, diag_dir / f"{key}.parquet").items():
-                repeated = {column: pa.repeat(pa.scalar(value), len(table)) for column, value in identity.items()}
-                columns_of = dict(zip(table.column_names, table.columns, strict=True))
-                parts[name].append(pa.table(repeated | columns_of))
+                parts[name].append(table.assign(**identity))
     cells = pd.DataFrame(rows, columns=["key", *IDENTITY, *TEXTS, *numbers]).set_index("key")
     cells = cells.astype(dict.fromkeys(numbers, "float64")).fillna(dict.fromkeys(TEXTS, ""))
     return Study(
@@ -175,34 +238,25 @@ def _why_missing(key: str, grid_dir: Path, runs_dir: Path, diag_dir: Path) -> st
     return None
 
 
-def _tables(run: Path, diagnosis: dict[str, Any], rows: Path) -> dict[str, pa.Table]:
-    """Return the rows of one cell as Arrow tables: data frames take three times as long to read and join."""
-    summary = diagnosis["summary"]
+def _tables(run: Path, diagnosis: dict[str, Any], rows: Path) -> dict[str, pd.DataFrame]:
+    """Return the rows of one cell; of the diagnosis each metric at its last step, which shows where the run ended."""
+    measured = pd.read_parquet(rows)
     return {
-        "history": csv.read_csv(run / "history.csv", convert_options=HISTORY_TYPES),
-        "monitors": parquet.read_table(run / "monitors.parquet"),
-        "diagnosis": _at_last_step(parquet.read_table(rows)),
-        "summary": pa.table([pa.array(summary, pa.string()), pa.array(summary.values(), pa.float64())], SUMMARY),
-        "flags": pa.Table.from_pylist(diagnosis["flags"], schema=FLAGS),
+        "history": pd.read_csv(run / "history.csv", float_precision="round_trip"),
+        "monitors": pd.read_parquet(run / "monitors.parquet"),
+        "diagnosis": measured[measured["step"] == measured.groupby("metric")["step"].transform("max")],
+        "summary": pd.DataFrame(diagnosis["summary"].items(), columns=COLUMNS["summary"]),
+        "flags": pd.DataFrame(diagnosis["flags"], columns=COLUMNS["flags"]),
     }
 
 
-def _at_last_step(table: pa.Table) -> pa.Table:
-    """Return each metric's rows at the last step that has it: the report shows where a run ended."""
-    codes = table["metric"].combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
-    steps = table["step"].to_numpy()
-    last = np.full(codes.max(initial=-1) + 1, -np.inf)
-    np.maximum.at(last, codes, steps)
-    return table.filter(pa.array(steps == last[codes]))
-
-
-def _frame(tables: list[pa.Table], columns: list[str]) -> pd.DataFrame:
+def _frame(tables: list[pd.DataFrame], columns: list[str]) -> pd.DataFrame:
     """Return the tables as one frame with these columns, empty if there are none."""
-    wanted = [table.select([*IDENTITY, *columns]) for table in tables if len(table)]
+    wanted = [table[[*IDENTITY, *columns]] for table in tables if len(table)]
     if not wanted:
         return pd.DataFrame(columns=[*IDENTITY, *columns])
-    frame = pa.concat_tables(wanted, promote_options="permissive").to_pandas()
-    return frame.astype({name: "float64" for name in ("step", "value", "x", "limit") if name in columns})
+    frame = pd.concat(wanted, ignore_index=True)
+    return frame.astype({name: "float64" for name in FLOATS if name in columns})
 
 
 def prune(data: Path) -> list[Path]:

@@ -1,8 +1,7 @@
 """Reports as Markdown, written once: REPORT.md is this text, and `altgrad.reporting.html` renders it as a page.
 
 A block is a `Table`, a `Picture`, or a paragraph: a string with three marks, ``**strong**``, `` `code` `` and
-``[word](page.md)``. A number may link to the runs behind it, on the page of all runs (`to_runs`); `without_runs`
-removes such links from a file that has no such page beside it. Numbers look the same in every report.
+``[word](page.md)``. Numbers look the same in every report.
 """
 
 from __future__ import annotations
@@ -12,13 +11,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
-from urllib.parse import urlencode
 
 NONE = "–"
 MINUS = "−"
-RUNS = "cells.html"  # the page of all runs, beside index.html
-ITS_RUNS = "Its runs"  # the link behind a figure's caption
-LINK = re.compile(rf"( \[{ITS_RUNS}\]|\[((?:[^\[\]]|\[[^\]]*\])*)\])\({RUNS}#[^)]*\)")
 NAMED = re.compile(r"(`|\*\*)([^`]+?)\1")
 
 
@@ -49,15 +44,6 @@ class Table:
         rows = [[escaped(value).replace("|", r"\|").replace("\n", " ") for value in row] for row in [heads, *self.rows]]
         text = "\n".join("| " + " | ".join(row) + " |" for row in [rows[0], rules, *rows[1:]])
         return f"{text}\n\n*{escaped(self.note)}*" if self.note else text
-
-    def of_runs(self, runs: Sequence[Mapping[str, object]]) -> Table:
-        """Return the table with each number as a link to runs; ``runs`` has the keywords of `to_runs` for each row."""
-        rows = [
-            [to_runs(value, **own) if column.numeric else value
-             for column, value in zip(self.columns, row, strict=True)]
-            for row, own in zip(self.rows, runs, strict=True)
-        ]  # fmt: skip
-        return Table(self.columns, rows, self.note)
 
 
 @dataclass(frozen=True)
@@ -91,25 +77,6 @@ def escaped(text: str) -> str:
         plain = pieces[position].replace("_", r"\_").replace("<", "&lt;")
         pieces[position] = "**".join(part.replace("*", r"\*") for part in plain.split("**"))
     return "`".join(pieces)
-
-
-def runs_page(**runs: object) -> str:
-    """Return the address at which the page of all runs shows the selected ones; all without a keyword.
-
-    Runs are selected by ``format``, ``optimizer``, ``lr_scale`` and ``seed``, each a value or a list of values. A
-    ``metric`` is one that the page shows run by run.
-    """
-    return f"{RUNS}#{'?' * bool(runs)}{urlencode(runs, doseq=True)}"
-
-
-def to_runs(text: str, **runs: object) -> str:
-    """Return ``text`` as a link to the runs that `runs_page` selects; a dash stays a dash."""
-    return text if text == NONE else f"[{text}]({runs_page(**runs)})"
-
-
-def without_runs(text: str) -> str:
-    """Return Markdown without links to runs: only their texts stay, and "Its runs" goes."""
-    return LINK.sub(lambda link: link[2] or "", text)
 
 
 def named_runs(text: str, links: Mapping[str, str]) -> str:

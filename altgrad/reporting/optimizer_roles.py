@@ -72,29 +72,9 @@ def aware(study: Study) -> list[str]:
     return [name for name in study.optimizers if not role_of(study.arm(name)).plain]
 
 
-def is_null(arm: Arm) -> bool:
-    """Whether the optimizer is a shuffled or mean control: its steps carry no information about the weight."""
-    return arm.get("stiffness") in NULL_STIFFNESS
-
-
-def is_control(arm: Arm) -> bool:
-    """Whether the optimizer is a control: it shows where another's gain comes from."""
-    return role_of(arm).control
-
-
-def follows_spacing(arm: Arm) -> bool:
-    """Whether the optimizer's steps follow the spacing of a format: by a stiffness, or in code steps."""
-    return role_of(arm).follows_spacing
-
-
-def needs_format(arm: Arm) -> bool:
-    """Whether the optimizer trains as its baseline optimizer where no weight has a format."""
-    return role_of(arm).needs_format
-
-
 def is_plain_in(study: Study, entry: str, arm: str) -> bool:
     """Whether ``arm`` trains as its baseline optimizer in ``entry``: it needs a format, and no weight has one."""
-    return not has_format(study, entry) and needs_format(study.arm(arm))
+    return not entry_role(study, entry).has_format and role_of(study.arm(arm)).needs_format
 
 
 def references(study: Study) -> dict[str, str]:
@@ -109,6 +89,12 @@ def references(study: Study) -> dict[str, str]:
         if group:
             chosen[name] = min(group, key=lambda other: study.arm(other).get("rounding") != arm.get("rounding"))
     return chosen
+
+
+def spacing_methods(study: Study) -> list[str]:
+    """Return the optimizers that follow a format's spacing and have a reference, without controls."""
+    roles = {name: role_of(study.arm(name)) for name in references(study)}
+    return [name for name, role in roles.items() if role.follows_spacing and not role.control]
 
 
 def main_plain(study: Study) -> str | None:
@@ -165,16 +151,6 @@ def weight_formats(study: Study, entry: str) -> frozenset[str]:
     return frozenset(rule["weight"]["format"] for rule in every_rule(study.entry(entry)) if rule["weight"])
 
 
-def has_format(study: Study, entry: str) -> bool:
-    """Whether any tensor in ``entry`` has a format, be it quantized or not."""
-    return entry_role(study, entry).has_format
-
-
-def is_virtual(study: Study, entry: str) -> bool:
-    """Whether optimizers see a format in ``entry`` and nothing is quantized."""
-    return entry_role(study, entry).virtual
-
-
 def is_quantized(study: Study, entry: str) -> bool:
     """Whether anything is quantized in ``entry``."""
     role = entry_role(study, entry)
@@ -206,6 +182,6 @@ def unquantized_control(study: Study, entry: str, arm: str) -> str | None:
     baseline, provided that no tensor there has a format.
     """
     control, baseline = unquantized_controls(study).get(entry), study.baseline
-    if control is None and baseline is not None and is_quantized(study, entry) and not needs_format(study.arm(arm)):
-        return None if has_format(study, baseline) else baseline
-    return control
+    if control is not None or baseline is None or not is_quantized(study, entry):
+        return control
+    return None if role_of(study.arm(arm)).needs_format or entry_role(study, baseline).has_format else baseline

@@ -17,16 +17,15 @@ from altgrad.reporting import diagnosis_tables, tables
 from altgrad.reporting import optimizer_roles as roles
 from altgrad.reporting.anomalies import Case, cases
 from altgrad.reporting.compare import Comparison, compare
-from altgrad.reporting.decision_rule import SEEDS
 from altgrad.reporting.dvc_outputs import write_outputs
-from altgrad.reporting.fairness import conditions
+from altgrad.reporting.fairness import Tuning, conditions, load_tuning
 from altgrad.reporting.figures import SECTIONS, draw, report_figures
 from altgrad.reporting.html import links_of, to_cells_page, to_html
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study, every_rule, load_study, prune
-from altgrad.reporting.markdown import Block, Picture, integer, listed, plural, significant, to_markdown, without_runs
+from altgrad.reporting.markdown import Block, Picture, integer, listed, plural, significant, to_markdown
 from altgrad.reporting.simulate import worst_rate
+from altgrad.reporting.statistics import SEEDS
 from altgrad.reporting.summary import headline, summary, title
-from altgrad.reporting.tuning import Tuning, load_tuning
 
 FIRST = "gains"  # the figure of the first screen
 
@@ -53,7 +52,7 @@ def write_report(data: Path, out: Path, revision: str | None, experiments: Seque
     chance, tuning = worst_rate(out / "simulation.csv", study), load_tuning(out / "study", study)
     ended_badly = list(cases(study))
     text = to_markdown(report(study, comparison, ended_badly, pictures, revision, chance, tuning)) + "\n"
-    write_text(out / "REPORT.md", without_runs(text))
+    write_text(out / "REPORT.md", text)
     write_text(out / "index.html", to_html(text, out / "figures", links_of(study)))
     write_text(out / "cells.html", to_cells_page(study, flags, ended_badly))
     write_outputs(study, comparison, len(flags), out)
@@ -177,9 +176,8 @@ def _setting(name: str, values: Iterable[object]) -> str:
 def _lacks_control(study: Study, entry: str) -> bool:
     """Return whether ``entry`` lacks an unquantized control and may have one, as a format with a scale per tensor."""
     weights = [rule["weight"] for rule in every_rule(study.entry(entry)) if rule["weight"]]
-    arms = [study.arm(name) for name in roles.references(study)]
     return (
-        any(roles.follows_spacing(arm) and not roles.is_control(arm) for arm in arms)
+        bool(roles.spacing_methods(study))
         and roles.is_quantized(study, entry) and not roles.has_even_grid(study, entry)
         and {(weight["format"], weight["granularity"]) for weight in weights} == {(entry, "tensor")}
         and entry not in roles.unquantized_controls(study) and f"virtual.{entry}" not in study.formats

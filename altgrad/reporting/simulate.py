@@ -1,6 +1,6 @@
 """How often the report's rules find an effect that is not there, and one that is: by simulation.
 
-Studies without any effect, and studies with one known gain, are drawn and judged by `altgrad.reporting.hypotheses`, as
+Studies without any effect, and studies with one known gain, are drawn and judged by `altgrad.reporting.compare`, as
 real ones are. A loss is a shift per seed, which pairing removes, plus noise of 0.01 nats per run; the *noises* below
 differ in how it is spread over runs.
 
@@ -30,10 +30,10 @@ from tqdm import tqdm
 from altgrad.common.console import while_read
 from altgrad.common.run_table import KEY
 from altgrad.reporting import optimizer_roles as roles
+from altgrad.reporting.compare import GAIN, Question, Questions, answer, ask
 from altgrad.reporting.external import Family, study_of
-from altgrad.reporting.hypotheses import GAIN, Answers, Questions, answer, ask
 from altgrad.reporting.load import Study
-from altgrad.reporting.statistics import PairedLosses, Run
+from altgrad.reporting.statistics import PairedLosses, Result, Run
 
 NOISE, SEED_SHIFT, EFFECT = 0.01, 0.03, 4.0  # nats, nats, standard deviations of a run's noise
 TABLE = "reports/simulation.csv"
@@ -114,7 +114,7 @@ class Design:
         losses = 3.5 + SEED_SHIFT * random.standard_normal(self.shape[2]) + chance - gains
         return PairedLosses(self.place, losses.reshape(-1, self.shape[2]))
 
-    def read(self, runs: PairedLosses[Run]) -> Answers:
+    def read(self, runs: PairedLosses[Run]) -> dict[Question, Result]:
         """Return the results that a report of ``runs`` would have."""
         return answer(self.questions, runs, {}, tuned_here=False)
 
@@ -143,10 +143,10 @@ def rates(design: Design, noise: Spread, draws: int, seed: int = 0) -> dict[str,
     gains[-2, 1] = EFFECT * NOISE
     without = [design.read(design.drawn(random, noise)) for _ in range(draws)]
     with_one = [design.read(design.drawn(random, noise, gains)) for _ in range(draws)]
-    wrong = [any(claim.significant and not claim.exploratory for claim in study.claims.values()) for study in without]
-    intervals = [r for study in without + with_one if (r := study.of(*noisiest)) is not None and r.half_width > 0]
-    covered = [abs(result.difference.mean) <= result.half_width for result in intervals]
-    found = [(result := study.of(*effect)) is not None and result.significant for study in with_one]
+    wrong = [any(claim.significant and not claim.exploratory for claim in study.values()) for study in without]
+    last = [result.difference for study in without + with_one if (result := study.get(noisiest)) is not None]
+    covered = [abs(difference.mean) <= difference.half_width for difference in last if difference.sd > 0]
+    found = [(result := study.get(effect)) is not None and result.significant for study in with_one]
     shares = {"false_significant": wrong, "covered": covered, "found": found}
     return {name: float(np.mean(share)) for name, share in shares.items()}
 

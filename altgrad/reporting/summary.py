@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from altgrad.reporting import optimizer_roles as roles
-from altgrad.reporting.compare import Comparison
-from altgrad.reporting.decision_rule import (
+from altgrad.reporting.compare import COST, GAIN, Comparison
+from altgrad.reporting.load import Study
+from altgrad.reporting.markdown import NONE, Block, Column, Table, listed, number, plural, significant, words
+from altgrad.reporting.statistics import (
     IDENTICAL,
     INCONCLUSIVE,
     LEVEL,
@@ -21,12 +23,10 @@ from altgrad.reporting.decision_rule import (
     SEEDS,
     TOO_FEW,
     UNTESTED,
+    Run,
     adjusted,
+    outlier,
 )
-from altgrad.reporting.hypotheses import COST, GAIN
-from altgrad.reporting.load import Study
-from altgrad.reporting.markdown import NONE, Block, Column, Table, listed, number, plural, significant, words
-from altgrad.reporting.statistics import Run, outlier
 from altgrad.reporting.tables import brief, cells, change, heads, p_value
 
 QUESTION = "Which 8-bit floating-point format gains most from geometry-aware updates, and why?"
@@ -42,7 +42,7 @@ RULE = (
 
 def title(study: Study, comparison: Comparison) -> tuple[str, str]:
     """Return the report's title and its question: `QUESTION` if an optimizer follows a format's spacing."""
-    if _aware(study, comparison):
+    if roles.spacing_methods(study):
         return "AltGrad report", QUESTION
     others = ", and what does each optimizer change" if comparison.references else ""
     return "AltGrad report: what the formats cost", f"What does each format cost{others}?"
@@ -71,19 +71,13 @@ def summary(
     ):  # fmt: skip
         if table is not None:
             blocks += [f"**{lead}**", table]
-    rule = [f"{RULE} ({why})."] if comparison.answers.claims else []
+    rule = [f"{RULE} ({why})."] if comparison.claims else []
     return [*blocks, certainty(study, comparison, chance), *rule, *outliers(study, comparison)]
-
-
-def _aware(study: Study, comparison: Comparison) -> list[str]:
-    """Return the spacing-scaled optimizers that have a reference, without controls."""
-    arms = {name: study.arm(name) for name in comparison.references}
-    return [name for name, arm in arms.items() if roles.follows_spacing(arm) and not roles.is_control(arm)]
 
 
 def headline(study: Study, comparison: Comparison) -> str:
     """Return the result in a sentence: which formats gain by their own spacing, or the outcome of each comparison."""
-    aware = _aware(study, comparison)
+    aware = roles.spacing_methods(study)
     if not aware:
         return outcomes(study, comparison)
     effects = {
@@ -115,7 +109,7 @@ def outcomes(study: Study, comparison: Comparison) -> str:
     Controls are left out.
     """
     named: dict[str, dict[str, list[str]]] = {}
-    for (kind, entry, *arm), result in comparison.answers.claims.items():
+    for (kind, entry, *arm), result in comparison.claims.items():
         if kind in (COST, GAIN) and not result.exploratory and roles.is_quantized(study, entry):
             places = named.setdefault(result.outcome, {}).setdefault(arm[0] if arm else entry, [])
             places += [f"`{entry}`"] if arm and len(study.formats) > 1 else []
@@ -136,7 +130,7 @@ def outcomes(study: Study, comparison: Comparison) -> str:
 def costs_table(study: Study, comparison: Comparison) -> Table | None:
     """Return a row per format: its cost, which is its loss minus the baseline's under the baseline optimizer."""
     metric, optimizer = study.primary, comparison.reference
-    costs = {entry: result for entry in study.formats if (result := comparison.answers.of(COST, entry)) is not None}
+    costs = {entry: result for entry in study.formats if (result := comparison.claims.get((COST, entry))) is not None}
     if not costs:
         return None
     note = f"{metric.delta}: final {metric.full} minus `{study.baseline}`'s under `{optimizer}`"
@@ -145,8 +139,7 @@ def costs_table(study: Study, comparison: Comparison) -> Table | None:
     pairs = [f"`{a}` and `{b}`" for a, b in itertools.combinations(costs, 2) if _bias_alone(study, comparison, a, b)]
     note += f" The runs of {listed(pairs)} are identical: a dynamic scale undoes a difference in bias." if pairs else ""
     rows = [[f"**{entry}**", *cells(result)] for entry, result in costs.items()]
-    table = Table([words(metric.entry), *heads(metric.delta)], rows, note)
-    return table.of_runs([{"format": entry, "optimizer": optimizer} for entry in costs])
+    return Table([words(metric.entry), *heads(metric.delta)], rows, note)
 
 
 def _bias_alone(study: Study, comparison: Comparison, *entries: str) -> bool:
@@ -161,7 +154,7 @@ def _changed(study: Study, comparison: Comparison) -> list[Any]:
     """Return the rows of ``comparison.gains`` in quantized entries, without controls: those of the first screen."""
     return [
         row for row in comparison.gains.dropna(subset="claim").itertuples()
-        if not roles.is_control(study.arm(row.optimizer)) and roles.is_quantized(study, row.format)
+        if not roles.role_of(study.arm(row.optimizer)).control and roles.is_quantized(study, row.format)
     ]  # fmt: skip
 
 
@@ -184,8 +177,7 @@ def gains_table(study: Study, comparison: Comparison) -> Table | None:
     if specific:
         note += f" {entry.capitalize()}-specific effect: that minus the same in the control (difference in differences)"
         note += f", {listed(twins)}."
-    runs = [{"format": row.format, "optimizer": [row.optimizer, row.reference]} for row in gains]
-    return Table(columns, rows, note).of_runs(runs)
+    return Table(columns, rows, note)
 
 
 def ranked(study: Study, comparison: Comparison) -> list[Run]:
@@ -233,12 +225,12 @@ def lowest_table(study: Study, comparison: Comparison) -> Table | None:
     note += f"; p adjusted over {'all ' if len(order) > 2 else ''}{plural(len(pairs), 'pair')}." if with_p else "."
     others = [f"`{entry}`" for entry in study.formats if not roles.is_quantized(study, entry)]
     note += f" Not ranked, since nothing is quantized: {listed(others)}." if others else ""
-    return Table(columns, rows, note).of_runs([{"format": run[0], "optimizer": run[1]} for run in first])
+    return Table(columns, rows, note)
 
 
 def certainty(study: Study, comparison: Comparison, chance: float | None) -> str:
     """Return one line: seeds, the number of comparisons, how often chance alone gives a result, the noise floor."""
-    seeds, claims = comparison.answers.paired_seeds, comparison.answers.claims
+    seeds, claims = comparison.paired_seeds, comparison.claims
     if seeds is None:
         return "No two runs are compared on a seed that both completed."
     asked = sum(result.adjusted == result.adjusted for result in claims.values())

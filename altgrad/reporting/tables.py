@@ -9,7 +9,6 @@ from altgrad.config.tasks import ON_TEST, TITLES
 from altgrad.formats import SCALE_FORMATS, FloatFormat, Format, from_definition
 from altgrad.reporting import optimizer_roles as roles
 from altgrad.reporting.compare import Comparison, at_best, memory
-from altgrad.reporting.decision_rule import IDENTICAL, INCONCLUSIVE, LEVEL, UNTESTED, Result
 from altgrad.reporting.fairness import Met
 from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study, every_rule
 from altgrad.reporting.markdown import (
@@ -24,10 +23,9 @@ from altgrad.reporting.markdown import (
     shown,
     signed,
     significant,
-    to_runs,
     words,
 )
-from altgrad.reporting.statistics import Difference
+from altgrad.reporting.statistics import IDENTICAL, INCONCLUSIVE, LEVEL, UNTESTED, Difference, Result
 
 ROLES, SPLITS = ("weight", "input", "grad"), ("train", "val", "test")
 SPECIALS_IN_WORDS = {
@@ -90,8 +88,8 @@ def outcome(result: Result) -> str:
     """Return the outcome of a result in words; ``result.visible`` follows an inconclusive one in brackets."""
     text = f"**{result.outcome}**" if result.significant else result.outcome
     text += f" ({number(result.visible, 4)})" if result.outcome == INCONCLUSIVE else ""
-    apart = result.outcome not in UNTESTED and result.alone <= LEVEL < result.adjusted
-    text += f", p alone {p_value(result.alone)}" if apart else ""
+    apart = result.outcome not in UNTESTED and result.difference.p_value() <= LEVEL < result.adjusted
+    text += f", p alone {p_value(result.difference.p_value())}" if apart else ""
     return f"{text}, exploratory" if result.exploratory else text
 
 
@@ -110,20 +108,19 @@ def results_table(study: Study, comparison: Comparison) -> Table | None:
                Column(f"{metric.noun} ± sd"), words("seeds"), *[Column("peak lr")] * rates,
                *[Column("perplexity")] * metric.in_nats,
                *[Column("bytes"), Column("ms")] * bool(len(costs))]  # fmt: skip
-    best = list(comparison.best.itertuples())
     rows = [[
         f"**{row.format}**", row.optimizer, *[change(row.difference), interval(row.difference)] * paired,
         number(row.primary, 4) + (f" ± {number(row.primary_sd, 4)}" if shown(row.primary_sd) else ""),
         _seeds(row), *[f"{row.peak_lr:.3g}"] * rates, *[number(row.perplexity, 2)] * metric.in_nats,
         *[number(costs[name].get((row.format, row.optimizer)), 2) for name in costs if len(costs)],
-    ] for row in best]  # fmt: skip
+    ] for row in comparison.best.itertuples()]  # fmt: skip
     base, note = str(study.baseline), "Means over completed seeds."
     if paired:
         note += f" {metric.delta}: minus `{base}` with the same optimizer, over shared seeds"
         plain = [f"`{arm}`" for arm in study.optimizers if roles.is_plain_in(study, base, arm)]
         note += f"; none under {listed(plain)}, whose runs there follow no format." if plain else "."
     note += " bytes: of a parameter in training; ms: a step's median time." if len(costs) else ""
-    return Table(columns, rows, note).of_runs([comparison.selection(row.format, row.optimizer) for row in best])
+    return Table(columns, rows, note)
 
 
 def _seeds(row: Any) -> str:
@@ -270,7 +267,7 @@ def metrics_table(study: Study, comparison: Comparison) -> Table | None:
     completed = at_best(study.of_status(COMPLETED), comparison)
     means = completed.groupby(["format", "optimizer"], sort=False)[list(ON_TEST.values())].mean()
     rows = [
-        [f"**{entry}**", arm, *(to_runs(number(value, 4), format=entry, optimizer=arm) for value in values)]
+        [f"**{entry}**", arm, *(number(value, 4) for value in values)]
         for (entry, arm), values in means.iterrows()
     ]
     rows.append([f"**{linear['name']}**", NONE, *(number(linear["test"][name], 4) for name in TITLES)])

@@ -18,12 +18,12 @@ from altgrad.common.console import called
 from altgrad.common.errors import UserError, run_stage
 from altgrad.common.files import replacing, write_text
 from altgrad.config import Params, load_params
-from altgrad.reporting.figures.style import drawing, looks, panels, save
+from altgrad.reporting.figures import drawing, looks, panels, save
 from altgrad.reporting.markdown import Block, Column, Picture, Table, listed, number, plural, to_markdown, words
-from altgrad.stability.search import Edge, Ladder, Search, edge_of
+from altgrad.stability import Edge, Ladder, Search, edge_of
 
 if TYPE_CHECKING:
-    from altgrad.execution.executor import Task
+    from altgrad.execution import Task
 
 PARAMS, RUNS = Path("params.yaml"), Path("data/runs")
 OUT = Path("reports/stability")

@@ -8,6 +8,7 @@ are used nowhere before. ``scores.safetensors`` then holds the scores that all m
 
 from __future__ import annotations
 
+import csv
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,22 +20,29 @@ import torch
 from torch import Tensor, nn
 
 from altgrad.common.errors import UserError
+from altgrad.common.files import replacing
 from altgrad.config import Cell
 from altgrad.config.tasks import ON_TEST, ON_VALIDATION, TITLES
+from altgrad.data import Split, label_text
 from altgrad.data.batches import Classification, Pieces, Task, TruthAndScores
-from altgrad.data.corpora import Split, label_text
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.training import machine
 from altgrad.training.ranks import Ranks
-from altgrad.training.records import write_csv, write_tensors
+from altgrad.training.records import write_tensors
 
 TOLERANCE = 0.01  # relative difference of the compiled loss; usually 1e-5, from sums rounded in another order
 LARGEST_EXPONENT = 709.0  # beyond it exp() leaves float64
 
 
-class Evaluation:
-    """Computes the loss of ``model`` on the validation sample of ``task``.
+def perplexity(val_loss: float | None) -> float | None:
+    """Return exp of a loss in nats per token; ``None`` for ``None``."""
+    return None if val_loss is None else math.exp(min(val_loss, LARGEST_EXPONENT))
 
+
+class Evaluation:
+    """Computes the loss of ``model`` on the validation sample of ``task``, and the metrics of a classifier's labels.
+
+    ``columns`` names the metrics that `label_metrics` returns while the model trains; a language model has none.
     ``loss_of`` is the ``model`` or its compiled graph. ``compute`` is the dtype of products: bf16 or float32.
     """
 
@@ -44,9 +52,9 @@ class Evaluation:
         self._model, self._ranks = model, ranks
         self.loss_of: Callable[..., Tensor] = model
         self._device, self._compute = device, compute
-        self._batch = cell.train.batch
+        self._cell, self._task, self._batch = cell, task, cell.train.batch
+        self.columns = tuple(ON_VALIDATION.values()) if isinstance(task, Classification) else ()
         self._sample = task.sample()
-        self._dropout = cell.model.dropout > 0
         self.seconds: list[float] = []  # of each batch
 
     def loss(self) -> float | None:
@@ -102,80 +110,56 @@ class Evaluation:
     def _is_as_in_training(self) -> bool:
         """Return whether training mode computes what evaluation does: no dropout, state or stochastic rounding."""
         changes = (module.changes for module in self._model.modules() if isinstance(module, Quantizer))
-        return not self._dropout and not any(changes)
+        return self._cell.model.dropout == 0 and not any(changes)
 
-
-class LossAlone:
-    """The measures of a language model beside its loss: none while it trains, the perplexity at the end."""
-
-    columns: tuple[str, ...] = ()
-
-    def now(self) -> list[float | None]:
-        return []
-
-    def final(self, val_loss: float | None, out: Path) -> dict[str, Any]:
-        return {"perplexity": None if val_loss is None else math.exp(min(val_loss, LARGEST_EXPONENT))}
-
-
-class LabelMetrics:
-    """The measures of a classifier: metrics of the labels that ``model`` predicts for the documents of ``task``."""
-
-    columns = tuple(ON_VALIDATION.values())
-
-    def __init__(self, cell: Cell, model: nn.Module, task: Classification, device: torch.device, compute: str) -> None:
-        assert cell.task is not None
-        self._model, self._task, self._device, self._compute = model, task, device, compute
-        self._sequences, self._batch = cell.train.eval_sequences, cell.train.batch
-        self._thresholds = cell.task.thresholds
-
-    def now(self) -> list[float | None]:
+    def label_metrics(self) -> list[float | None]:
         """Return the metrics of the sample's documents in the order of `columns`.
 
         All are ``None`` if a score is not finite or the documents have fewer than two different labels.
         """
         from altgrad.data.labels import choose_thresholds, classification_metrics  # imports scikit-learn
 
-        truth, scores = self._scores(self._task.pieces, self._sequences)
+        assert isinstance(self._task, Classification) and self._cell.task
+        truth, scores = self._scores(self._task.pieces, self._cell.train.eval_sequences)
         occurring = truth.any(axis=0)
         if not np.isfinite(scores).all() or occurring.sum() < 2:
             return [None] * len(TITLES)
         truth, scores = truth[:, occurring], scores[:, occurring]
-        metrics = classification_metrics(truth, scores, choose_thresholds(truth, scores, self._thresholds))
+        thresholds = choose_thresholds(truth, scores, self._cell.task.thresholds)
+        metrics = classification_metrics(truth, scores, thresholds)
         return [metrics[name] for name in TITLES]
 
     def final(self, val_loss: float | None, out: Path) -> dict[str, Any]:
-        """Return the metrics of validation and test documents, and write their scores to the folder ``out``.
+        """Return the perplexity, or a classifier's metrics of validation and test documents.
 
-        If the loss or a score is not finite the metrics are ``None``, and nothing is written.
+        A classifier's scores are written to the folder ``out``. If its loss or a score is not finite, the metrics are
+        ``None`` and nothing is written.
         """
+        task = self._task
+        if not isinstance(task, Classification):
+            return {"perplexity": perplexity(val_loss)}
         from altgrad.data.labels import choose_thresholds, classification_metrics
 
         metrics: dict[str, Any] = dict.fromkeys(["perplexity", *ON_VALIDATION.values(), *ON_TEST.values()])
-        metrics["read_frac"] = self._task.of("test").share_read
+        metrics["read_frac"] = task.of("test").share_read
         if val_loss is None:
             return metrics
         columns: dict[Split, dict[Any, str]] = {"val": ON_VALIDATION, "test": ON_TEST}
-        scored = {split: self._scores(self._task.of(split)) for split in columns}
+        scored = {split: self._scores(task.of(split)) for split in columns}
         if not all(np.isfinite(scores).all() for _, scores in scored.values()):
             return metrics
-        thresholds = choose_thresholds(*scored["val"], self._thresholds)
+        assert self._cell.task
+        thresholds = choose_thresholds(*scored["val"], self._cell.task.thresholds)
         tensors = {"thresholds": torch.from_numpy(thresholds)}
         for split, (truth, scores) in scored.items():
             tensors |= {f"{split}/truth": torch.from_numpy(truth), f"{split}/scores": torch.from_numpy(scores)}
             values = classification_metrics(truth, scores, thresholds)
             metrics |= {columns[split][name]: value for name, value in values.items()}
         write_tensors(out / "scores.safetensors", tensors)
-        write_csv(out / "predictions.csv", self._predictions(scored, thresholds))
+        table = out / "predictions.csv"
+        with replacing(table) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(_predictions(task, scored, thresholds))
         return metrics
-
-    def _predictions(self, scored: Mapping[Split, TruthAndScores], thresholds: np.ndarray) -> Iterator[list[Any]]:
-        """Yield the columns' names, then a row per document: true labels, predicted labels, and all scores (logits)."""
-        names = np.array(self._task.pieces.labels, dtype=object)
-        yield ["split", "document", "true", "predicted", *(f"score {name}" for name in names)]
-        for split, (truth, scores) in scored.items():
-            rows = zip(self._task.of(split).documents, truth, scores >= thresholds, scores, strict=True)
-            for document, true, predicted, score in rows:
-                yield [split, document, label_text(tuple(names[true])), label_text(tuple(names[predicted])), *score]
 
     def _scores(self, pieces: Pieces, sequences: int | None = None) -> TruthAndScores:
         self._model.eval()
@@ -185,8 +169,13 @@ class LabelMetrics:
         return scores
 
 
-def measures_of(
-    cell: Cell, model: nn.Module, task: Task, device: torch.device, compute: str
-) -> LossAlone | LabelMetrics:  # fmt: skip
-    """Return the measures of a cell's model beside its loss; ``task`` is the validation split."""
-    return LabelMetrics(cell, model, task, device, compute) if isinstance(task, Classification) else LossAlone()
+def _predictions(
+    task: Classification, scored: Mapping[Split, TruthAndScores], thresholds: np.ndarray
+) -> Iterator[list[Any]]:
+    """Yield the columns' names, then a row per document: true labels, predicted labels, and all scores (logits)."""
+    names = np.array(task.pieces.labels, dtype=object)
+    yield ["split", "document", "true", "predicted", *(f"score {name}" for name in names)]
+    for split, (truth, scores) in scored.items():
+        rows = zip(task.of(split).documents, truth, scores >= thresholds, scores, strict=True)
+        for document, true, predicted, score in rows:
+            yield [split, document, label_text(tuple(names[true])), label_text(tuple(names[predicted])), *score]

@@ -11,7 +11,7 @@ import hashlib
 import os
 import platform
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -25,7 +25,6 @@ from altgrad.model.gpt import GPT, MLP, Attention, Block
 from altgrad.model.quantized.linear import QuantizedLinear
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics.compile_utils import ISOLATES, compile_apart
-from altgrad.training.machine import RECORDS, recorded
 
 if TYPE_CHECKING:
     from torch._dynamo.types import GuardFilterEntry
@@ -83,15 +82,13 @@ def _compiled_by_one_process(what: str) -> Iterator[None]:
     if folder is None or dist.is_initialized():
         yield
         return
-    record = Path(folder, RECORDS, f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.json")
-    record.parent.mkdir(parents=True, exist_ok=True)
-    if record.exists():
+    made = Path(folder, "made", hashlib.sha256(what.encode()).hexdigest()[:16])
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with open(made.with_suffix(".lock"), "w") as lock:
+        if not made.exists():
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-        return
-    with open(record.with_suffix(".lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with nullcontext() if record.exists() else recorded(Path(folder), record):
-            yield
+        made.touch()
 
 
 def structure(model: nn.Module) -> Hashable | None:

@@ -1,23 +1,14 @@
-"""The machine that a run uses: device, compiler and its cache, memory, and what the run cost.
-
-Torch checks none of the files in its compile cache, and a library with a flipped bit loads and computes wrong numbers.
-So a process that compiled a graph records the digests of the new files (`recorded`). Later processes remove files that
-differ from their digest (`remove_damaged`), and torch compiles them again.
-"""
+"""The machine that a run uses: device, compiler and its cache, memory, and what the run cost."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import json
 import os
 import platform
 import re
 import resource
 import sys
 import sysconfig
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +16,7 @@ import torch
 from torch import nn
 
 from altgrad import __version__
-from altgrad.common.files import sha256_of, write_text
-from altgrad.common.threads import GPU_SHARE, processor_name, usable_cores
+from altgrad.common.machine import GPU_SHARE, processor_name, usable_cores
 from altgrad.config.schema import Train
 from altgrad.model import linear_layers
 from altgrad.model.hardware import SWITCH, multiplies_bf16
@@ -38,8 +28,6 @@ from altgrad.optim.state_codec import POWER, SCALE
 
 PEAK = Path("/proc/self/status")
 ROLES = {"exp_avg": "m", "momentum_buffer": "m", "exp_avg_sq": "v"}
-RECORDS = "made"  # the folder of digests in a compile cache: a file for each graph
-NOT_OF_TORCH = {RECORDS, "altgrad"}  # the loops in C++ have digests of their own
 
 
 def make_deterministic() -> None:
@@ -99,76 +87,13 @@ def compile_cache(root: Path) -> Path:
 
 
 def use_compile_cache(folder: Path) -> None:
-    """Keep compiled files in ``folder``, and remove those that were damaged since they were compiled.
+    """Keep compiled files in ``folder``.
 
     Each kind of processor has its own folder in it. torch 2.13 names a graph without the vector instructions that it
     was compiled for. A graph of a processor with AVX-512, loaded by one without, computes half of each tensor.
     """
     place = folder / f"{torch.backends.cpu.get_cpu_capability()}-{_processor_digest()}"
-    if os.environ.get("TORCHINDUCTOR_CACHE_DIR") != str(place):  # once in a process
-        remove_damaged(place)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(place)  # importing torch has set a folder of its own already
-
-
-@contextmanager
-def recorded(folder: Path, record: Path) -> Iterator[None]:
-    """At exit write to ``record`` the digests of the files in the cache ``folder`` that are new or in no record.
-
-    If two processes compile at once, the later record of a file counts: the earlier may describe a partly written file.
-    """
-    before = set(_compiled_files(folder))
-    with _cache_lock(folder, fcntl.LOCK_SH):
-        yield
-        known = before & {folder / name for digests in _records(folder).values() for name in digests}
-        new = [path for path in _compiled_files(folder) if path not in known]
-        write_text(record, json.dumps({str(path.relative_to(folder)): sha256_of(path) for path in new}, indent=0))
-
-
-def remove_damaged(folder: Path) -> None:
-    """Remove the files of the cache ``folder`` that differ from their record, and print a note if there are any.
-
-    Does nothing while another process compiles.
-    """
-    with _cache_lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
-        if not free:
-            return
-        records = _records(folder)
-        expected = {folder / name: digest for digests in records.values() for name, digest in digests.items()}
-        damaged = {path for path, digest in expected.items() if not path.exists() or sha256_of(path) != digest}
-        for record, digests in records.items():
-            if any(folder / name in damaged for name in digests):
-                record.unlink()
-        for path in damaged:
-            path.unlink(missing_ok=True)
-    if damaged:
-        print(f"note: {len(damaged)} compiled files in {folder} were damaged; they are compiled again", file=sys.stderr)
-
-
-@contextmanager
-def _cache_lock(folder: Path, how: int) -> Iterator[bool]:
-    (folder / RECORDS).mkdir(parents=True, exist_ok=True)
-    with open(folder / RECORDS / "lock", "w") as file:
-        try:
-            fcntl.flock(file, how)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-
-
-def _compiled_files(folder: Path) -> list[Path]:
-    files = (path for path in folder.glob("*/**/*") if path.suffix != ".lock" and path.is_file())
-    return [path for path in files if path.relative_to(folder).parts[0] not in NOT_OF_TORCH]
-
-
-def _records(folder: Path) -> dict[Path, dict[str, str]]:
-    """Return each record's digests by file name, oldest record first. A record that is not valid JSON is empty."""
-    found: dict[Path, dict[str, str]] = {}
-    for path in sorted((folder / RECORDS).glob("*.json"), key=lambda path: (path.stat().st_mtime_ns, path)):
-        found[path] = {}
-        with suppress(ValueError):
-            found[path] = dict(json.loads(path.read_text()))
-    return found
 
 
 def _processor_digest() -> str:

@@ -115,18 +115,14 @@ def attention_statistics(q: Tensor, k: Tensor) -> dict[str, float]:
         q: queries (batch, heads, length, width of a head); only the first `SEQUENCES` of the batch are used.
         k: keys, of the same shape.
     """
-    heads = head_entropies(q[:SEQUENCES].detach(), k[:SEQUENCES].detach())
-    return {"attention_entropy": heads.mean().item(), "attention_low_heads": float((heads < LOW).sum())}
-
-
-def head_entropies(q: Tensor, k: Tensor) -> Tensor:
-    """Return the mean of −Σ p ln p over sequences and positions, for each head: float32 (heads,)."""
+    q, k = q[:SEQUENCES].detach(), k[:SEQUENCES].detach()
     with torch.autocast(q.device.type, enabled=False):
         length, width = q.shape[-2:]
         scores = q.float() @ k.float().transpose(-2, -1) * width**-0.5
     later = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1)
     p = torch.softmax(scores.masked_fill(later, -torch.inf), dim=-1)
-    return torch.special.entr(p).sum(dim=-1).mean(dim=(0, 2))
+    heads = torch.special.entr(p).sum(dim=-1).mean(dim=(0, 2))  # the mean of −Σ p ln p, for each head
+    return {"attention_entropy": heads.mean().item(), "attention_low_heads": float((heads < LOW).sum())}
 
 
 class TensorMonitor:

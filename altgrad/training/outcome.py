@@ -1,7 +1,11 @@
 """Whether a run completed or diverged: at which step, by which signature, and in which rows of a layer it began.
 
 A divergence is a result of the experiment, not a failure of the program: the run stops, records its
-signature, and the pipeline goes on.
+signature, and the pipeline goes on. If the cell has a schedule, its next recipe may take over before (`Switches`).
+
+A change of recipe depends on earlier steps and the batch of the present step. All data for it is in the checkpoint or
+is computed again. So a run that is resumed on either side of a change continues with the same bits. Only instrumented
+passes see an overflow, so a change by overflow depends on how often the run is watched. Nothing else does.
 
 Rows are features of a layer. A row of a weight (out, in) makes one output feature. An incoming gradient (tokens, out)
 has a column for each output feature, and an input (tokens, in) a column for each input feature.
@@ -11,17 +15,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from altgrad.config import Cell
 
 SMOOTHING = 0.9  # share of the old value in the running mean of the loss
 DRIFT_RATIO = 1.2  # a smoothed loss this far above its minimum ...
 DRIFT_WINDOWS = 4  # ... for this many windows is a drift
 SATURATION = 0.01  # overflow share that explains a divergence: the limit above which overflow is flagged
 OUTSTANDING = 8.0  # a row is outstanding if it moved this many times as far as the median row of its layer
+TINY = 1e-300  # keeps a loss of 0 from being a divisor
 FEATURES = {"input": "input features", "weight": "output rows", "grad": "output rows"}
 
 
@@ -38,7 +45,7 @@ class OutcomeTracker:
     spike: float
     window: int
     smoothed: float | None = None
-    minimum: float = math.inf
+    minimum: float | None = None
     spike_start: int | None = None
     drift_start: int | None = None
     saturated: bool = False
@@ -54,7 +61,7 @@ class OutcomeTracker:
             return self.diverge("nonfinite", step)
         old = loss if self.smoothed is None else self.smoothed
         self.smoothed = SMOOTHING * old + (1 - SMOOTHING) * loss
-        self.minimum = min(self.minimum, self.smoothed)
+        self.minimum = self.smoothed if self.minimum is None else min(self.minimum, self.smoothed)
         self.spike_start = _since(self.spike_start, step, self.smoothed > self.spike * self.minimum)
         self.drift_start = _since(self.drift_start, step, self.smoothed > DRIFT_RATIO * self.minimum)
         if self.spike_start is not None and step - self.spike_start >= self.window:
@@ -75,16 +82,6 @@ class OutcomeTracker:
     def diverged(self) -> bool:
         return self.outcome == "diverged"
 
-    def state(self) -> dict[str, Any]:
-        """Return every field as a plain value; `restore` makes a tracker of them."""
-        state = asdict(self)
-        state["minimum"] = None if math.isinf(self.minimum) else self.minimum
-        return state
-
-    @classmethod
-    def restore(cls, state: dict[str, Any]) -> OutcomeTracker:
-        return cls(**{**state, "minimum": math.inf if state["minimum"] is None else state["minimum"]})
-
     def diverge(self, signature: str, step: int) -> bool:
         """Record that the run diverged at ``step`` with ``signature``, or ``saturation`` if a tensor overflowed."""
         self.outcome = "diverged"
@@ -97,6 +94,63 @@ def _since(start: int | None, step: int, above: bool) -> int | None:
     if not above:
         return None
     return step if start is None else start
+
+
+class Switches:
+    """The place of ``cell`` in its schedule: 0 is the first recipe, 1 the next.
+
+    ``made`` has a dict for each change so far: ``step`` (the first in the new recipe), ``recipe`` (its name), ``place``
+    and ``why`` (after, overflow, spike or nonfinite). ``least`` is the smallest smoothed loss since the last change.
+    """
+
+    def __init__(self, cell: Cell, made: list[dict[str, Any]] | None = None, least: float | None = None) -> None:
+        self._cell, self.made = cell, made or []
+        self._least = math.inf if least is None else least
+        self._smoothed = math.inf
+
+    @property
+    def place(self) -> int:
+        return self.made[-1]["place"] if self.made else 0
+
+    @property
+    def recipe(self) -> str:
+        """The name of the present recipe; before any change, the cell's format."""
+        return self.made[-1]["recipe"] if self.made else self._cell.format
+
+    def state(self) -> dict[str, Any]:
+        """Return plain values; ``Switches(cell, **state)`` restores this object from them."""
+        return {"made": self.made, "least": None if math.isinf(self._least) else self._least}
+
+    def before(self, step: int, smoothed: float | None) -> bool:
+        """Change the recipe before ``step`` if a scheduled share of the steps is over or the ``smoothed`` loss spikes.
+
+        Returns whether the recipe changes. ``smoothed`` is ``None`` before the first step.
+        """
+        self._smoothed = math.inf if smoothed is None else smoothed
+        self._least = min(self._least, self._smoothed)
+        over = [s.is_over(step - 1, self._cell.train.steps) for s in self._cell.schedule]
+        last = max((i for i, it_is in enumerate(over, 1) if it_is), default=0)
+        if last > self.place:
+            return self._change(step, last, "after")
+        return not math.isinf(self._smoothed) and self.when(step, spike=self._smoothed / max(self._least, TINY))
+
+    def when(self, step: int, **seen: float) -> bool:
+        """Change to the next recipe with a ``when``, if ``seen`` exceeds its limit; return whether the recipe changes.
+
+        ``seen`` is one keyword: ``spike`` (a ratio), ``overflow`` (a share of a tensor) or ``nonfinite=True``.
+        """
+        waiting = [(i, s.when) for i, s in enumerate(self._cell.schedule, 1) if i > self.place and s.when is not None]
+        ((name, value),) = seen.items()
+        limit = getattr(waiting[0][1], name) if waiting else None
+        if not limit or not (value is True or value > limit):
+            return False
+        return self._change(step, waiting[0][0], name)
+
+    def _change(self, step: int, place: int, why: str) -> bool:
+        recipe = self._cell.schedule[place - 1].recipe
+        self.made = [*self.made, {"step": step, "recipe": recipe, "place": place, "why": why}]
+        self._least = self._smoothed
+        return True
 
 
 def nonfinite_rows(t: Tensor, role: str) -> str:

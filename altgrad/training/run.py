@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import signal
@@ -20,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from altgrad.common.files import write_json
 from altgrad.common.fingerprint import mark_finished, only_worker
 from altgrad.config.cell import Cell, scratch_directory
 from altgrad.data.batches import task_of
-from altgrad.model import account, layer_recipe, linear_layers
+from altgrad.model import account, layer_recipe, linear_layers, unquantize_model
 from altgrad.model.from_cell import arm_of, build_model
 from altgrad.model.hardware import select_device
 from altgrad.optim import build_optimizer
@@ -126,7 +128,7 @@ def make_trainer(
 def _write_results(trainer: Trainer, out: Path) -> None:
     """Write all result files but ``timing.json`` to ``out``: each run of the cell writes the same bits."""
     history = trainer.history.rows()
-    records.write_history(out / "history.csv", history, trainer.measures.columns)
+    records.write_history(out / "history.csv", history, trainer.evaluation.columns)
     records.write_monitors(out / "monitors.parquet", trainer.monitors.rows())
     records.write_tensors(out / "model.safetensors", records.unique_state(trainer.model))
     _write_probes(trainer, out / "probes.safetensors")
@@ -138,16 +140,17 @@ def _write_probes(trainer: Trainer, path: Path) -> None:
     inputs, targets = trainer.task.batch(step=PROBE_SEED_STEP, micro=0)
     batch = inputs.to(trainer.device), targets.to(trainer.device)
     model.eval()
-    quantized, unquantized = {}, {}
+    grads: dict[str, Tensor] = {}
     if any(layer_recipe(layer) for layer in linear_layers(model).values()):
         train = trainer.cell.train
         factor = train.loss_scale / train.grad_accumulation
         quantized = records.weight_gradients(model, *batch, trainer.device, trainer.compute, factor)
-        unquantized = records.weight_gradients(records.float_copy(model), *batch, trainer.device, "float32")
+        plain = unquantize_model(copy.deepcopy(model))
+        unquantized = records.weight_gradients(plain, *batch, trainer.device, "float32")
+        for label, by_layer in (("grad_quantized", quantized), ("grad_float", unquantized)):
+            grads |= {f"{label}/{trainer.step}/{name}": grad for name, grad in by_layer.items()}
     steps = sorted({trainer.step, *(step for step in trainer.probe_steps if step < trainer.step)})
-    snapshots = [trainer.snapshot(step) for step in steps]
-    formats = records.layer_formats(model)
-    records.write_probes(path, snapshots, quantized, unquantized, trainer.step, formats)
+    records.write_probes(path, [trainer.snapshot(step) for step in steps], grads, model, trainer.step)
 
 
 def _metrics(trainer: Trainer, history: list[list[Any]], out: Path) -> dict[str, object]:
@@ -173,7 +176,7 @@ def _metrics(trainer: Trainer, history: list[list[Any]], out: Path) -> dict[str,
         "train_loss": last[3], "val_loss": val_loss,
         "val_loss_best": best[0], "val_loss_best_step": best[1],
         "clipped_frac": trainer.totals["clipped"] / max(1, trainer.step), **optional,
-        **trainer.measures.final(val_loss, out),
+        **trainer.evaluation.final(val_loss, out),
     }  # fmt: skip
 
 

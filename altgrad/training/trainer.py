@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,14 +33,12 @@ from altgrad.model.gpt import GPT, Block
 from altgrad.optim import ArmOptimizer
 from altgrad.optim.sharded import gather_full
 from altgrad.optim.weight_grid import weight_grids
-from altgrad.training import checkpoint, machine
-from altgrad.training.evaluation import Evaluation, measures_of
+from altgrad.training import machine, records
+from altgrad.training.evaluation import Evaluation
 from altgrad.training.graphs import compile_model
 from altgrad.training.monitor import PASS, Measurement, TensorMonitor, UpdateMonitor, first_nonfinite, largest_overflow
-from altgrad.training.outcome import OutcomeTracker, outstanding_rows
+from altgrad.training.outcome import OutcomeTracker, Switches, outstanding_rows
 from altgrad.training.ranks import Ranks
-from altgrad.training.records import moved_since, save_weights
-from altgrad.training.switches import Switches
 
 
 class Interrupted(Exception):
@@ -63,7 +62,6 @@ class Trainer:
         self.compiled = compiled
         self.peaks = [group["lr"] for group in optimizer.param_groups]  # at the peak of the schedule
         self.evaluation = Evaluation(cell, model, val, device, compute, self.ranks)
-        self.measures = measures_of(cell, model, val, device, compute)
         self._follow_recipe()
         self.probe_steps = probe_steps(cell.train.steps, cell.monitor.probes)
         self.tokens_per_step = cell.train.grad_accumulation * cell.train.batch * cell.model.context
@@ -92,7 +90,7 @@ class Trainer:
     # --- state that a checkpoint carries ---------------------------------------------------------
 
     def _resume(self) -> None:
-        saved, problems = checkpoint.load_newest(self.scratch)
+        saved, problems = records.load_newest(self.scratch)
         for problem in problems:
             tqdm.write(f"{self.cell.key}: {problem}")
         divergence = self.cell.train.divergence
@@ -105,9 +103,9 @@ class Trainer:
         if saved is not None:
             if self.switches.place:
                 self._requantize()
-            checkpoint.unpack(saved.tensors, self.model, self.optimizer)
+            records.unpack(saved.tensors, self.model, self.optimizer)
             self.step = saved.step
-            self.tracker = OutcomeTracker.restore(saved.state["tracker"])
+            self.tracker = OutcomeTracker(**saved.state["tracker"])
             self.totals |= saved.state["totals"]
             self.totals["resumed"] += 1
             tqdm.write(f"{self.cell.key}: resuming after step {self.step}")
@@ -115,18 +113,18 @@ class Trainer:
         if not self.ranks.first:
             return
         resume_step = None if saved is None else self.step
-        logs = (checkpoint.RowLog(self.scratch / f"{name}.jsonl", resume_step) for name in ("history", "monitors"))
+        logs = (records.RowLog(self.scratch / f"{name}.jsonl", resume_step) for name in ("history", "monitors"))
         self.history, self.monitors = logs
 
     def save(self) -> None:
         """Write a checkpoint of the present step. Rows are written first, so that none is missing after a resume."""
-        tensors = checkpoint.pack(self.model, self.optimizer)
+        tensors = records.pack(self.model, self.optimizer)
         if not self.ranks.first:
             return
         self.history.sync()
         self.monitors.sync()
-        state = {"tracker": self.tracker.state(), "totals": self.totals, "switches": self.switches.state()}
-        checkpoint.save(self.scratch, self.step, tensors, state)
+        state = {"tracker": asdict(self.tracker), "totals": self.totals, "switches": self.switches.state()}
+        records.save_checkpoint(self.scratch, self.step, tensors, state)
 
     # --- the loop --------------------------------------------------------------------------------
 
@@ -157,7 +155,7 @@ class Trainer:
             self.tracker.finish()
             if self.tracker.diverged and self.tracker.first_rows is None:
                 self.tracker.first_rows = self.ranks.alone(
-                    self.model, lambda: outstanding_rows(moved_since(self.snapshot(0), self.model))
+                    self.model, lambda: outstanding_rows(records.moved_since(self.snapshot(0), self.model))
                 )
 
     def update(self, step: int) -> None:
@@ -267,12 +265,12 @@ class Trainer:
         """Log a row of the history after update ``step``, with an evaluation if one is due."""
         train, totals = self.cell.train, self.totals
         val_loss = None
-        measured: list[float | None] = [None] * len(self.measures.columns)
+        measured: list[float | None] = [None] * len(self.evaluation.columns)
         if (step % train.eval_every == 0 or step == train.steps) and not self.tracker.diverged:
             with self._timed("evaluate_s"):
                 val_loss = self.evaluation.loss()
                 if val_loss is not None and measured:
-                    measured = self.ranks.alone(self.model, self.measures.now) or measured
+                    measured = self.ranks.alone(self.model, self.evaluation.label_metrics) or measured
             if val_loss is None:
                 self.tracker.diverge("nonfinite", step)
         seen = totals["seen"]
@@ -287,7 +285,7 @@ class Trainer:
         totals |= {"loss": 0.0, "seen": 0, "seen_clipped": 0}
 
     def _save_probe(self, step: int) -> None:
-        self.ranks.alone(self.model, partial(save_weights, self.snapshot(step), self.model, step))
+        self.ranks.alone(self.model, partial(records.save_weights, self.snapshot(step), self.model, step))
 
     def snapshot(self, step: int) -> Path:
         return self.scratch / f"weights-{step:08d}.safetensors"

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from altgrad.config.tasks import Compared
-from altgrad.execution.executor import BEGAN
-from altgrad.watch.project import FAILED, PAUSED, TRAINS, Change, HistoryRow, Project, Seen
+from altgrad.execution import BEGAN
+from altgrad.watch import FAILED, PAUSED, TRAINS, Change, HistoryRow, Project, Seen
 
 WINDOW = 120  # seconds over which the pace is measured
 COMPLETED = "completed"

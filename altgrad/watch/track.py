@@ -27,7 +27,7 @@ from altgrad.common.errors import UserError, run_stage
 from altgrad.common.files import canonical_json, write_json
 from altgrad.config import Cell, load_params
 from altgrad.config.cell import run_names
-from altgrad.watch.project import Change, Project
+from altgrad.watch import Change, Project
 
 FOLDER = Path("scratch/tracking")
 PROJECT = "altgrad"

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from altgrad.benchmark import operands, steps
-from altgrad.benchmark.sizes import MINIATURE, ON_CPU, ON_GPU
+from altgrad.benchmark.records import BASELINE
+from altgrad.benchmark.session import MINIATURE, ON_CPU, ON_GPU
 from altgrad.benchmark.steps import Step, contestants, matmul_operations
-from altgrad.benchmark.tables import BASELINE
 from altgrad.benchmark.timing import gemm_rate
 from altgrad.config import load_params
 from altgrad.model import GPT, GPTConfig, quantize_model

@@ -19,17 +19,14 @@ from typing import Any
 import pytest
 import torch
 
-import altgrad.benchmark as needs
 from altgrad.benchmark import operands, runs, steps
-from altgrad.benchmark.records import gpu_sentence, machine_blocks
-from altgrad.benchmark.session import Item, Session
-from altgrad.benchmark.sizes import ON_GPU
+from altgrad.benchmark.records import machine_blocks
+from altgrad.benchmark.session import ON_GPU, Item, Session
 from altgrad.common.files import write_json
 from altgrad.config import UserError
 from altgrad.config.schema import Budget
-from altgrad.execution import budget
-from altgrad.execution.costs import Kind, kind_of
-from altgrad.execution.executor import Outcome, Status, Task
+from altgrad.execution import Outcome, Status, Task, budget
+from altgrad.execution.costs import kind_of
 from altgrad.model import GPTConfig
 from altgrad.reporting.markdown import to_markdown
 from tests.benchmark.made import record
@@ -63,10 +60,7 @@ def test_the_list_is_rehearsed_and_one_that_was_killed_goes_on_where_it_was(tmp_
     assert [item["failed"] for item in found["items"].values()] == [None] * len(found["items"])
     said = [line for line in done.stderr.splitlines() if "skipping cudagraphs" not in line]  # which a CPU has not
     assert "still to be measured" not in done.stdout and not said
-    assert found["checks"][0]["passed"] >= 1 and not found["checks"][0]["failed"]
-    for part, figure in (
-        ("operands", "over_copy"), ("steps", "over_bf16"), ("optimizers", "over_adamw"), ("modes", "over_default"),
-    ):  # fmt: skip
+    for part, figure in (("operands", "over_copy"), ("steps", "over_bf16"), ("optimizers", "over_adamw")):
         for row in (row for row in found[part] if "absent" not in row):
             low, high = row[f"{figure}_quartiles"]
             assert 0 < low <= row[figure] <= high and row["rounds"] >= 2, (part, row)
@@ -74,8 +68,7 @@ def test_the_list_is_rehearsed_and_one_that_was_killed_goes_on_where_it_was(tmp_
     assert 0 < slowest <= found["at_once"][0]["runs_per_hour"] <= fastest
     assert found["parts_of_runs"][0]["step_s"] > 0
     assert {"commit", "torch", "driver", "triton"} <= set(found["sessions"]["1"]) and found["device"]
-    assert gpu_sentence([found]).startswith(f"**On an {found['device']}**")
-    assert "| checked | passed |" in to_markdown(machine_blocks(found))
+    assert "| step | pico, batch 2 |" in to_markdown(machine_blocks(found))
 
 
 class Clocked:
@@ -185,9 +178,6 @@ def test_what_a_device_has_no_products_of_is_no_item(tmp_path, monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
         names = [item.name.removeprefix("step: ") for item in session.items()]
         native[capability[0]] = [name for name in names if "native" in name]
-        assert [name for name in names if name.startswith("mode: ")] == [
-            f"mode: {name}, {mode}" for name in ("bf16", "E4M3") for mode in ON_GPU.modes
-        ]
     both = ["E4M3, native tensorwise", "E4M3, native rowwise"]
     assert native == {8: [], 9: [*both, "E4M3, native blocks of 128"], 10: [*both, *(blackwell := [
         "MXFP8, native", "NVFP4 as published, native"])]}  # fmt: skip
@@ -195,35 +185,14 @@ def test_what_a_device_has_no_products_of_is_no_item(tmp_path, monkeypatch):
     assert list(session.without_products()) == blackwell
 
 
-def test_without_a_gpu_or_a_package_it_says_so_before_it_starts(monkeypatch):
+def test_without_a_gpu_or_a_package_it_says_so_before_it_starts():
+    lacks = "import sys; sys.modules['safetensors'] = None; from altgrad.benchmark.__main__ import *; run_stage(main)"
+    commands = [([sys.executable, "-c", lacks], "error: not installed: safetensors; run `make env`")]
     if not torch.cuda.is_available():
-        done = subprocess.run([*COMMAND, "--gpu"], cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 1 and "sees no GPU" in done.stderr and len(done.stderr.splitlines()) == 1
-    assert needs.missing() is None
-    monkeypatch.setattr(needs, "find_spec", lambda name: None if name in ("pydantic", "torchao") else object())
-    assert "not installed: pydantic;" in needs.missing() and needs.left_out() == {"torchao": needs.OPTIONAL["torchao"]}
-    monkeypatch.setattr(needs, "find_spec", lambda name: object())
-    monkeypatch.setattr(needs, "version", lambda name: "2.10.1+cu130")
-    assert "torch 2.10.1+cu130 is too old" in needs.missing()
-    monkeypatch.setattr(needs, "version", lambda name: "2.11.0+cu130")
-    assert needs.missing() is None
-
-
-def test_what_it_needs_is_all_that_it_imports():
-    """Oracle: the modules that a process has loaded after the imports of the list, which others cannot be without."""
-    code = (
-        "import sys; before = set(sys.modules); import altgrad.benchmark.session; "
-        "import altgrad.training.run, altgrad.diagnostics; "
-        "print(*{name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    declared = {name.split(".")[0] for name in needs.NEEDED}
-    of_them = {"altgrad", "pydantic_core", "annotated_types", "typing_inspection", "typing_extensions", "torchgen"}
-    optional = {"dill", "pydot", "cloudpickle", "six", "dateutil", "tiktoken_ext", "mpmath", "sympy", "regex"}
-    drawing = {"kiwisolver", "cycler", "contourpy", "fontTools", "mpl_toolkits", "packaging", "pyparsing", "markupsafe"}
-    loaded = {name for name in done.stdout.split() if not name.startswith("_")}
-    assert {"dvc", "datasets", "geoopt", "torchao"}.isdisjoint(loaded)
-    assert loaded - declared - of_them - optional - drawing <= {"cython_runtime", "charset_normalizer", "defusedxml"}
+        commands.append(([*COMMAND, "--gpu"], "sees no GPU"))
+    for command, said in commands:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 1 and said in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 @pytest.fixture
@@ -251,20 +220,6 @@ def test_an_estimate_on_a_gpu_is_counted_from_its_record(grid):
         budget.estimate_on(record(parts_of_runs=[row | {"sizes": {"layers": 99}}]), grid)
 
 
-def test_what_is_in_the_record_of_this_gpu_is_not_timed(grid, monkeypatch):
-    cells = {task.key: json.loads(Path(f"data/grid/{task.key}.json").read_text()) for task in grid}
-    batch, layers = (cells[grid[0].key][section][name] for section, name in (("train", "batch"), ("model", "layers")))
-    row = record()["parts_of_runs"][0] | {"sizes": {"layers": layers}, "batch": batch}
-    monkeypatch.setattr(budget, "probed", lambda *_: pytest.fail("it was timed"))
-    here = budget.estimate_on(record(parts_of_runs=[row]), grid, 1)
-    assert here.of(grid) == budget.estimate_on(record(parts_of_runs=[row]), grid).of(grid)
-    asked: list[str] = []
-    monkeypatch.setattr(budget, "probed", lambda keys, jobs: asked.extend(keys) or {
-        key: Kind.of([row | {"step_s": 1.0}]) for key in keys
-    })  # fmt: skip
-    assert budget.estimate_on(record(), grid, 1).of(grid) > here.of(grid) and asked
-
-
 def test_a_table_of_sizes_has_what_runs_cost():
     head, _columns, row = budget.sizes_table(record(), Budget()).splitlines()
     assert "An Imaginary GPU (torch 2.11.0, commit 0123456789), E4M3" in head and "at 2.50 an hour" in head
@@ -284,5 +239,3 @@ def test_a_gpu_is_named_by_a_part_of_its_name(tmp_path):
         budget.record_of("imaginary", tmp_path)
     with pytest.raises(UserError, match="has no seconds of runs"):
         budget.record_of("h200", tmp_path)
-    assert all(budget.record_here(device, tmp_path) is None for device in ("An Imaginary H200", None))
-    assert budget.record_here("An Imaginary GPU", tmp_path)["threads"] == 16

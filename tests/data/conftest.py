@@ -10,7 +10,7 @@ import pytest
 
 from altgrad.config.schema import LocalCorpus, Tokenizer
 from altgrad.config.tasks import Classify
-from altgrad.data import write_tokens
+from altgrad.data.tokens import write_tokens
 
 TOKENIZER = Tokenizer(vocab_size=300)
 TASK = Classify(min_documents=2)

@@ -13,14 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pyarrow
 import pytest
 
 from altgrad.config import UserError
 from altgrad.config.schema import LicencesCorpus, LocalCorpus, Tokenizer
-from altgrad.data import corpora, documents, licences, load_tokenizer, write_tokens
-from altgrad.data.corpora import SPLITS, NearCopies, hashed_split
+from altgrad.data import SPLITS, NearCopies, documents, hashed_split, licences
 from altgrad.data.docstrings import docstrings, main, write_docstrings
+from altgrad.data.tokens import load_tokenizer, write_tokens
 
 TOKENIZER = Tokenizer(vocab_size=512)
 WORDS = itertools.count()
@@ -101,22 +100,6 @@ def test_texts_that_share_less_than_the_limit_are_kept(folder_of: Folder, tmp_pa
     assert meta["near_copies"] == 0 and sum(split["documents"] for split in meta["splits"].values()) == 42
 
 
-def test_40_files_of_which_39_are_copies_are_no_corpus(folder_of: Folder, tmp_path: Path) -> None:
-    text = " ".join(prose(200))
-    with pytest.raises(UserError, match="and 0 to validate on .39 near copies were dropped., and each needs"):
-        write_tokens("mine", folder_of({f"{i}.txt": text for i in range(40)}), TOKENIZER, tmp_path / "tokens")
-
-
-def test_a_compressed_text_file_has_no_near_copies_either(tmp_path: Path) -> None:
-    texts = [" ".join(prose(30)) for _ in range(40)]
-    content = "\n\n".join([*texts, *texts[:10], *(" ".join(prose(30)) for _ in range(10))]).encode()
-    with pyarrow.output_stream(tmp_path / "book.txt.gz") as file:
-        file.write(content)
-    found = written(LocalCorpus(source="local", path=str(tmp_path / "book.txt.gz")), tmp_path / "tokens")
-    assert 50 <= sum(map(len, found.values())) <= 52  # each cut may go through a text
-    assert overlap(found["val"] + found["test"], found["train"]) <= 0.8
-
-
 def test_the_same_tokens_whatever_the_order_of_the_files(families, folder_of: Folder, tmp_path: Path, monkeypatch):
     corpus = folder_of(families)
     listed = sorted(Path(corpus.path).rglob("*"))
@@ -129,7 +112,7 @@ def test_the_same_tokens_whatever_the_order_of_the_files(families, folder_of: Fo
 
 
 def test_beyond_the_limit_of_memory_copies_are_still_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpora, "MOST_GRAMS", 1000)
+    monkeypatch.setattr("altgrad.data.MOST_GRAMS", 1000)
     monkeypatch.setattr(f"{__name__}.WORDS", itertools.count())  # so that what is left to chance is the same each time
     near, texts = NearCopies(0.8), [prose(5 if i % 2 else 400) for i in range(200)]
     assert not any(near.drops(" ".join(words)) for words in texts)  # 40,000 grams
@@ -185,7 +168,7 @@ def test_labels_are_the_categories_of_the_licences_and_what_headers_say(tmp_path
     for kind in ("categories", "flags"):
         corpus = LicencesCorpus(source="licences", min_characters=1, labels=kind)
         licences._selected.cache_clear(), licences._categories.cache_clear()
-        rows = [row for split in SPLITS for row in licences.labelled(corpus, split)]
+        rows = [row for split in SPLITS for row in licences.rows(corpus, split, labels=True)]
         assert [row.text for row in rows] == [text for split in SPLITS for text in documents(corpus, split)]
         found[kind] = {row.text: row.labels for row in rows}
         files = {row.text: next(folder.rglob(row.document)).read_text() for row in rows}

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from altgrad.config import UserError
 from altgrad.config.schema import HubCorpus, LocalCorpus
-from altgrad.data import documents
+from altgrad.data import SPLITS, documents, hashed_split, label_names, label_text, labelled
 from altgrad.data.batches import read_documents, read_labels
-from altgrad.data.corpora import SPLITS, hashed_split, label_names, label_text, labelled
 from tests.data.conftest import ALL, KINDS, TOKENIZER, rows_of, tokenize
 
 Table = Callable[..., LocalCorpus]

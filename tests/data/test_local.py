@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 
 from altgrad.config import UserError
 from altgrad.config.schema import LocalCorpus
-from altgrad.data import documents
-from altgrad.data.corpora import SPLITS, hashed_split
+from altgrad.data import SPLITS, documents, hashed_split
 
 ROWS = [f'row {i}: naïve text,\nwith "quotes"' for i in range(60)]
 Folder = Callable[..., LocalCorpus]

@@ -1,7 +1,7 @@
 """Token files and the tokenizer.
 
-Oracles: decoding what was written gives the documents back; known GPT-2 ids, tiktoken's own gpt2 definition, and a BPE
-written out below; for the stages `tokenize` and `grid`, what the model of params.yaml needs.
+Oracles: decoding what was written gives the documents back; known GPT-2 ids and tiktoken's own gpt2 definition; for the
+stages `tokenize` and `grid`, what the model of params.yaml needs.
 """
 
 from __future__ import annotations
@@ -15,28 +15,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-import regex
 import tiktoken
 import tiktoken.load
 import tiktoken_ext.openai_public
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from altgrad.common.files import read_json, read_yaml
 from altgrad.config import UserError
 from altgrad.config.schema import LocalCorpus, Tokenizer
-from altgrad.data import batches, documents, load_tokenizer, tokens, write_tokens
-from altgrad.data.corpora import SPLITS
-from altgrad.data.tokens import SHA256
+from altgrad.data import SPLITS, batches, documents, tokens
+from altgrad.data.tokens import SHA256, load_tokenizer, write_tokens
 from stages import grid, tokenize
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = Tokenizer(vocab_size=512)
 FILES = {f"{i}.txt": f"Licence {i}: naïve text with <|endoftext|> in it. " * (i + 1) for i in range(60)}
 SIZES = (257, 300, 4096, 50_257)
-FRAGMENTS = ["the ", "licence", " shall", "'ll", "  ", "\n\n", "€", "123", "<|endoftext|>", "THE"]
-TEXT = st.one_of(st.text(max_size=200), st.lists(st.sampled_from(FRAGMENTS)).map("".join))
 Folder = Callable[..., LocalCorpus]
 
 
@@ -188,22 +182,6 @@ def gpt2() -> tiktoken.Encoding:
     return load_tokenizer(Tokenizer(vocab_size=50_257))
 
 
-def slow_bpe(text: str, ranks: dict[bytes, int]) -> list[int]:
-    """Encode ``text`` by the definition: in each piece, merge the pair of lowest rank until none is left."""
-    ids = []
-    for piece in regex.findall(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", text):
-        parts = [bytes([byte]) for byte in piece.encode("utf-8")]
-        while True:
-            joined = [parts[i] + parts[i + 1] for i in range(len(parts) - 1)]
-            pairs = [(ranks[pair], i) for i, pair in enumerate(joined) if pair in ranks]
-            if not pairs:
-                break
-            _, i = min(pairs)
-            parts[i : i + 2] = [parts[i] + parts[i + 1]]
-        ids += [ranks[part] for part in parts]
-    return ids
-
-
 def test_the_full_encoding_is_the_one_that_tiktoken_defines(gpt2: tiktoken.Encoding, monkeypatch) -> None:
     """Run tiktoken's definition with its download replaced by a check of the hashes that it expects."""
     expected = {}
@@ -226,15 +204,6 @@ def test_ids_are_the_first_ranks_and_the_last_is_endoftext(encoding: tiktoken.En
     assert encoding.eot_token == size - 1
     assert encoding.encode("<|endoftext|>", allowed_special="all") == [size - 1]
     assert all(encoding.decode_single_token_bytes(i) == gpt2.decode_single_token_bytes(i) for i in range(size - 1))
-
-
-@given(text=TEXT)
-@settings(max_examples=100, deadline=None)
-def test_encoding_is_bpe_with_the_first_ranks_and_decodes_to_the_text(encoding, gpt2, text: str) -> None:
-    ids = encoding.encode_ordinary(text)
-    ranks = {token: rank for token, rank in gpt2._mergeable_ranks.items() if rank < encoding.n_vocab - 1}
-    assert ids == slow_bpe(text, ranks) and encoding.decode(ids) == text
-    assert all(0 <= i < encoding.n_vocab - 1 for i in ids)  # endoftext never comes from text
 
 
 def test_a_package_that_is_missing_or_has_other_files_is_refused(tmp_path: Path, monkeypatch) -> None:

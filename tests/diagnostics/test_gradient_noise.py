@@ -14,8 +14,7 @@ from torch import Tensor
 
 from altgrad.config.recipe import ROLES, Rule
 from altgrad.diagnostics.analysis import LayerView
-from altgrad.diagnostics.gradients import cosine_exact
-from altgrad.diagnostics.noise_sources import Batch, bias_and_scatter, noises, only
+from altgrad.diagnostics.gradients import Batch, bias_and_scatter, cosine_exact, noises, only
 from altgrad.model import GPT, GPTConfig, Recipe, linear_layers, quantize_model, unquantize_model
 from altgrad.numerics import compute_scale, quantize, rotate_rows
 
@@ -76,27 +75,21 @@ def test_the_cosine_is_that_of_the_two_gradients() -> None:
         assert expected < 0.999
 
 
-def test_that_of_inputs_and_gradients_is_what_rounding_them_by_hand_changes() -> None:
-    """Of one layer that alone is quantized: dW is the product of its incoming gradient and its input."""
+@pytest.mark.parametrize("hadamard", [0, 16])
+def test_that_of_gradients_is_what_rounding_them_by_hand_changes(hadamard: int) -> None:
+    """Of one layer that alone is quantized: dW is the product of its incoming gradient and its input.
+
+    Rotated as in NVFP4, the other factor is rotated too, and not rounded, so that nothing else is to be seen of it.
+    """
     model, inputs, targets = made(1)
     x, g = factors(model, inputs, targets)
-    recipe = Recipe(rules=tuple(rule.but(layers=LAST) for rule in Recipe.uniform("E3M2", grad="E2M3").rules[:1]))
+    recipe = Recipe(rules=(Rule(layers=LAST, weight="E3M2", input="E3M2", grad="E2M1", hadamard=hadamard),))
     noise = noises(Batch(model, {}, inputs, targets), recipe, ROLES)[LAST]
-    by_grad = rounded(g, "E2M3").T @ x - g.T @ x
-    assert noise.causes["grad"] == pytest.approx(by_grad.double().square().sum().item(), rel=1e-3)
+    plain, rotated = rounded(g, "E2M1").T @ x - g.T @ x, rounded(rotate_rows(g), "E2M1").T @ rotate_rows(x) - g.T @ x
+    powers = [t.double().square().sum().item() for t in (plain, rotated)]
+    assert noise.causes["grad"] == pytest.approx(powers[hadamard > 0], rel=1e-3)
+    assert powers[0] != pytest.approx(powers[1], rel=0.05)
     assert noise.causes["input"] > 0 and noise.causes["weight"] > 0
-
-
-def test_that_of_rotated_gradients_is_what_rounding_them_rotated_changes() -> None:
-    """As in NVFP4: the other factor is rotated too, and not rounded, so that nothing else is to be seen of it."""
-    model, inputs, targets = made(1)
-    x, g = factors(model, inputs, targets)
-    recipe = Recipe(rules=(Rule(layers=LAST, weight="E3M2", input="E3M2", grad="E2M1", hadamard=16),))
-    noise = noises(Batch(model, {}, inputs, targets), recipe, ROLES)[LAST]
-    by_grad = rounded(rotate_rows(g), "E2M1").T @ rotate_rows(x) - g.T @ x
-    assert noise.causes["grad"] == pytest.approx(by_grad.double().square().sum().item(), rel=1e-3)
-    plain = rounded(g, "E2M1").T @ x - g.T @ x
-    assert plain.square().sum().item() != pytest.approx(by_grad.square().sum().item(), rel=0.05)
 
 
 def test_what_is_not_quantized_is_no_cause_and_one_cause_is_all_there_is() -> None:

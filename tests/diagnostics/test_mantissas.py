@@ -13,9 +13,8 @@ from torch.nn import functional as F
 from altgrad.common.files import write_json, write_text
 from altgrad.config import Cell
 from altgrad.diagnostics.__main__ import main
-from altgrad.diagnostics.mantissas import PARTS, clamped, histogram, mantissas
-from altgrad.diagnostics.rebuilt import plain_model
-from altgrad.diagnostics.saved import SavedRun
+from altgrad.diagnostics.saved import SavedRun, plain_model
+from altgrad.diagnostics.what_if import PARTS, clamped, histogram, mantissas
 from altgrad.numerics import format_constants
 from altgrad.numerics.sums import block_statistics
 from altgrad.training.run import train_cell

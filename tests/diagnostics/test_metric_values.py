@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from altgrad.diagnostics import ANALYSES, Histogram, LayerView
-from altgrad.diagnostics.analysis import QuantizationGrid
-from altgrad.diagnostics.noise_sources import GradientNoise
+from altgrad.diagnostics.analysis import GradientNoise, QuantizationGrid
 from altgrad.formats import get_format
 from tests.diagnostics.test_geometry import CASES as CASES_OF_GEOMETRY
 

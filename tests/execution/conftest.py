@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from dvc.repo import Repo
 
-from altgrad.execution import cells, pending
-from altgrad.execution.executor import Outcome, Status, Task
+from altgrad.execution import Outcome, Status, Task, cells, pending
 from tests.pipeline.conftest import PROJECT, finished, planned, project
 
 __all__ = ["example", "finished", "planned", "project"]

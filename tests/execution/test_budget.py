@@ -20,11 +20,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from altgrad.benchmark import probe
+from altgrad.benchmark import runs
 from altgrad.common.files import read_json, write_json
 from altgrad.config import UserError
 from altgrad.config.schema import Budget, MonitorSettings
-from altgrad.execution import budget, cells, costs, pending
+from altgrad.execution import Task, budget, cells, costs, pending
 from altgrad.execution.__main__ import main
 from altgrad.execution.budget import Estimate, choose, duration, said
 from altgrad.execution.cells import TaskRun
@@ -38,7 +38,6 @@ from altgrad.execution.costs import (
     size,
     weights_of,
 )
-from altgrad.execution.executor import Task
 from altgrad.model import GPT
 from altgrad.model.gpt import GPTConfig
 from tests.benchmark.made import record
@@ -181,11 +180,11 @@ def test_a_report_takes_what_the_last_one_took(grid):
 
 
 def test_a_probe_begins_no_further_kind_when_its_time_is_over(monkeypatch, capsys):
-    monkeypatch.setattr(probe, "measure", lambda key, root, settings, eager: {"eager": eager})
-    monkeypatch.setattr(probe, "LONGEST", -1.0)
+    monkeypatch.setattr(runs, "parts_measured", lambda key, root, settings, eager: {"eager": eager})
+    monkeypatch.setattr(runs, "LONGEST", -1.0)
     monkeypatch.chdir(PROJECT)
     for options in ([], ["--eager"]):
-        probe.main([*options, "a", "b"])
+        runs.main([*options, "a", "b"])
         (line,) = capsys.readouterr().out.splitlines()
         assert json.loads(line) == {"key": "a", "eager": bool(options)}
 

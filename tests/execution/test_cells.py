@@ -13,8 +13,8 @@ import pytest
 from altgrad.config import UserError
 from altgrad.execution.__main__ import main
 from altgrad.execution.pending import first_tasks
+from reports.faults.campaign import UGLY, stop
 from tests.execution.test_dvc_files import leave_dvc
-from tests.faults.campaign import UGLY, stop
 from tests.pipeline.conftest import CELLS, Project, environment, results, stages_of
 
 COMMAND = (sys.executable, "-m", "altgrad.execution", "--jobs", "2")

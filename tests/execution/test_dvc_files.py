@@ -50,7 +50,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
             repo.reproduce()
         with locked_project():
             pass
-        assert dvc_files.COPY.read_bytes() == dvc_files.LOCK.read_bytes()
     return place
 
 
@@ -112,24 +111,19 @@ def test_a_damaged_lock_is_put_back_and_said_and_nothing_is_run_again(trained: P
     for damaged in (b"", conflict, b"\xff\x00\xfe", b"[1, 2]\n", *(whole[:cut] for cut in cuts)):
         dvc_files.LOCK.write_bytes(damaged)
         assert first_tasks() == ([], []), damaged[:20]
-        assert "as it was when last whole" in capsys.readouterr().err or whole.startswith(damaged + b"  train")
+        assert "begun anew" in capsys.readouterr().err or whole.startswith(damaged + b"  train")
         assert dvc_files.LOCK.read_bytes() == whole
     with Repo() as repo:
         assert repo.status() == {}
 
 
-def test_without_a_copy_it_is_that_of_the_last_commit_or_begun_anew(trained: Path, capsys):
+def test_a_damaged_lock_is_that_of_the_last_commit_if_there_is_one(trained: Path):
     whole = dvc_files.LOCK.read_bytes()
-    dvc_files.COPY.unlink()
-    dvc_files.LOCK.write_bytes(whole[:200])
-    assert first_tasks() == ([], []) and "begun anew" in capsys.readouterr().err
-    assert dvc_files.LOCK.read_bytes() == whole, "the run cache had it"
     subprocess.run(["git", "init", "--quiet"], check=True)
     subprocess.run(["git", "add", "dvc.lock"], check=True)
     subprocess.run(["git", "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qm", "lock"], check=True)
-    dvc_files.COPY.unlink()
     dvc_files.LOCK.write_bytes(b"")
-    assert any("as it was when last whole" in sentence for sentence in dvc_files.mend())
+    assert any("as it was in the last commit" in sentence for sentence in dvc_files.mend())
     assert dvc_files.LOCK.read_bytes() == whole
 
 
@@ -141,16 +135,14 @@ def test_a_half_written_rwlock_is_removed_and_said(trained: Path, capsys):
 
 
 def test_what_is_whole_is_left_alone_and_nothing_is_said(trained: Path, capsys):
-    before = {path: path.stat().st_mtime_ns for path in (dvc_files.LOCK, dvc_files.COPY)}
+    before = dvc_files.LOCK.stat().st_mtime_ns
     assert first_tasks() == ([], [])
-    assert {path: path.stat().st_mtime_ns for path in before} == before and not capsys.readouterr().err
-    dvc_files.COPY.write_text("another")  # as after a checkout of another branch
-    assert dvc_files.mend() == []
+    assert dvc_files.LOCK.stat().st_mtime_ns == before and not capsys.readouterr().err
 
 
 def test_what_a_killed_process_left_is_removed(trained: Path):
     gone, here = 1 << 30, os.getppid()
-    left = [Path(".dvc.lock.{}.tmp"), Path(".dvc/tmp/.dvc.lock.whole.{}.tmp"), Path("data/diag/.a.json.{}.tmp")]
+    left = [Path(".dvc.lock.{}.tmp"), Path(".dvc/tmp/.rwlock.{}.tmp"), Path("data/diag/.a.json.{}.tmp")]
     Path("data/diag").mkdir()
     for path in left:
         Path(str(path).format(gone)).touch()

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from altgrad.execution import cells
+from altgrad.execution import Outcome, Status, Task, cells
 from altgrad.execution.cells import MARGIN, EarlyStop, TaskRun, early_loss, is_beaten
-from altgrad.execution.executor import Outcome, Status, Task
 from tests.training.conftest import make_cell
 
 RATES = (1, 2, 4)

@@ -61,7 +61,7 @@ DRIVER = """
 import json, signal, time
 from pathlib import Path
 
-from altgrad.execution.executor import LOGS, Task
+from altgrad.execution import LOGS, Task
 
 def run_to_the_end(cancel_after):
     outcomes, seen = [], set()

@@ -20,8 +20,8 @@ import pytest
 import torch
 
 from altgrad.common.files import write_json
-from altgrad.common.threads import GPU_SHARE
-from altgrad.execution.executor import Outcome, Task
+from altgrad.common.machine import GPU_SHARE
+from altgrad.execution import Outcome, Task
 from altgrad.execution.local import CONTEXT_MB, GROWTH, MARGIN, LocalPool, measured_mb
 from altgrad.execution.progress import why_it_failed
 from altgrad.training import machine
@@ -72,7 +72,7 @@ if key.startswith("grows"):
 DRIVER = """
 import json, sys, time
 from altgrad.execution import local
-from altgrad.execution.executor import LOGS, Task
+from altgrad.execution import LOGS, Task
 
 if __name__ == "__main__":
     import torch

@@ -14,9 +14,8 @@ import pytest
 
 from altgrad.common.files import write_json, write_text
 from altgrad.config import UserError
-from altgrad.execution import pending
+from altgrad.execution import BEGAN, Outcome, Task, pending
 from altgrad.execution.cells import TaskRun
-from altgrad.execution.executor import BEGAN, Outcome, Task
 from altgrad.execution.pending import EVERY, TIMES_AS_LONG, HandOver, hand_to_dvc
 from altgrad.execution.progress import not_compiled, result_line, steps_done, why_it_failed
 from tests.execution.conftest import TASKS, AtOnce, Scripted

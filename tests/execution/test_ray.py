@@ -248,7 +248,7 @@ if key.startswith("raises"):
 """
 TELL = """
 import json, time
-from altgrad.execution.executor import LOGS, Task
+from altgrad.execution import LOGS, Task
 from altgrad.execution.on_ray import RayCluster
 
 if __name__ == "__main__":

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dvc.utils.hydra import apply_overrides
-from hypothesis import example, given
-from hypothesis import settings as options
-from hypothesis import strategies as st
-from ruamel.yaml import YAML
 
 from altgrad.common.files import read_yaml
 from altgrad.config import UserError
@@ -25,8 +19,6 @@ from stages import grid
 from tests.pipeline.conftest import PROJECT
 
 PARAMS = PROJECT / "params.yaml"
-
-Path_ = tuple[str, ...]
 
 
 @pytest.fixture
@@ -56,61 +48,6 @@ def unchecked(tmp_path_factory: pytest.TempPathFactory):
         return file.read_bytes().decode(), read_yaml(file)
 
     return change
-
-
-def paths(section: dict[str, Any], above: Path_ = ()) -> list[Path_]:
-    """Return where something is, sections and values."""
-    inner = [(*above, name) for name in section]
-    return inner + [deeper for name in inner if isinstance(section[name[-1]], dict)
-                    for deeper in paths(section[name[-1]], name)]  # fmt: skip
-
-
-def in_hydra(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {in_hydra(inner)}" for name, inner in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(map(in_hydra, value)) + "]"
-    return {None: "null", True: "true", False: "false"}.get(value, f'"{value}"') if isinstance(
-        value, str | bool | None) else repr(value)  # fmt: skip
-
-
-LINES = PARAMS.read_text().split("\n")
-STARTS = [i for i, line in enumerate(LINES) if re.match(r"\w", line)]  # of sections
-PARTS = ["\n".join(LINES[i:j]) for i, j in zip(STARTS, [*STARTS[2:], None, None], strict=True)]  # each and the next one
-BEFORE = {text: YAML(typ="safe", pure=True).load(text) for text in PARTS}
-PLACES = [(text, path) for text, content in BEFORE.items() for path in paths(content)]
-NAMES = st.from_regex(r"[a-z][a-z_0-9]{0,8}", fullmatch=True).filter(lambda name: name not in ("null", "true", "false"))
-TEXTS = st.text("abzE0147 ,:#{}[]'-+.*&!|>%@?~", max_size=12)
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**9), 10**9) | st.floats(-1e9, 1e9) | TEXTS,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=6,
-)  # fmt: skip
-
-
-@options(deadline=None, max_examples=60)
-@given(st.sampled_from(PLACES), st.none() | NAMES, VALUES)
-@example(next((text, path) for text, path in PLACES if path == ("corpus",)), None, {"a": ":0"})
-def test_a_changed_or_added_setting_has_the_value_that_was_given_and_no_other_differs(unchecked, place, added, value):
-    """One that is ``added`` comes last in its section."""
-    text, where = place
-    expected = section = copy.deepcopy(BEFORE[text])
-    for part in where[:-1]:
-        section = section[part]
-    name = added if added and len(where) > 1 else where[-1]
-    sign = "" if name in section else "+"
-    section[name] = value
-    assert_holds(unchecked, f"{sign}{'.'.join((*where[:-1], name))}={in_hydra(value)}", text, expected)
-
-
-def assert_holds(unchecked, setting: str, text: str, expected: dict[str, Any]) -> None:
-    """Assert that the file has the expected values, types and order, or that it was left alone in a sentence."""
-    try:
-        content = unchecked(setting, text=text)[1]
-    except UserError as error:
-        spoilt = any(text in setting for text in (":", "[]", "{}", "null"))  # by YAML's own writer, beside comments
-        assert "edit the file by hand" in str(error) and spoilt
-    else:
-        assert repr(content) == repr(expected)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +100,7 @@ def test_several_settings_may_stand_in_one_text_and_what_is_so_already_is_not_wr
         ("~train.clip", "one setting has one value"),
         ("train.final_lr=2", "less than or equal to 1"),
         ("train.clip=nan", "train.clip: input should be less than or equal to"),
-        ("tokenizer.vocab_size=7", "vocab_size 7 is outside"),
+        ("tokenizer.vocab_size=7", "tokenizer.vocab_size: input should be greater than or equal to 257, not 7"),
         ("overrides={E9: {train: {clip: 0.5}}}", "'E9' is no format, recipe, arm or cell"),
         ("overrides={E5M2: {train: {clop: 0.5}}}", "did you mean clip"),
         ("+formats.E4M3={exponent_bits:4,mantissa_bits:3}", "the name is taken"),

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean
 
 from altgrad.common.files import read_json, write_json
-from altgrad.common.threads import usable_cores
+from altgrad.common.machine import usable_cores
 from altgrad.config import UserError
 from tests.golden.record import difference, machine_class, path_of
 from tests.golden.runs import GRID, make_inputs, results, runs

@@ -131,7 +131,7 @@ def test_figures_stand_in_the_order_that_they_say_and_a_wrong_place_or_name_is_a
 
 
 def test_a_part_of_the_benchmark_is_a_module_and_three_lines(followed) -> None:
-    files = {f"altgrad/benchmark/{name}.py" for name in ("calls", "session", "tables")}
+    files = {f"altgrad/benchmark/{name}.py" for name in ("calls", "session", "records")}
     assert followed.changes["a part"] == files
     records = [json.loads(path.read_text()) for path in followed.project.folder.glob("reports/bench/*.json")]
     (record,) = [record for record in records if "calls" in record]

@@ -15,7 +15,7 @@ from altgrad.config.tasks import HISTORY
 from altgrad.integrations import Recorder
 from altgrad.model import Recipe, quantize_model
 from altgrad.optim import Arm, ArmOptimizer, build_optimizer
-from altgrad.watch.project import Project
+from altgrad.watch import Project
 
 ARM = Arm(lr=1e-2, stiffness="ulp")
 RECIPE = Recipe.uniform("E3M4", scaling="delayed")

@@ -14,7 +14,7 @@ import torch
 
 from altgrad.config.schema import MonitorSettings
 from altgrad.model import Recipe, quantize_model
-from altgrad.watch.project import DIAGNOSED, Project
+from altgrad.watch import DIAGNOSED, Project
 from tests.integrations.conftest import KEY, NAMED, RECIPE, arm_of, assert_same_files, column, gpt2, rows, tokens
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from altgrad.config.schema import MonitorSettings
 from altgrad.model import QuantizedLinear, quantize_model
-from altgrad.watch.project import DIAGNOSED, Project
+from altgrad.watch import DIAGNOSED, Project
 from tests.integrations.conftest import KEY, NAMED, RECIPE, arm_of, assert_same_files, column, rows, tokens
 
 pl = pytest.importorskip("lightning.pytorch", reason="needs lightning")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from altgrad.watch.project import DIAGNOSED, Project
+from altgrad.watch import DIAGNOSED, Project
 from tests.integrations.conftest import KEY
 
 PAGE = Path(__file__).parents[2] / "altgrad/integrations/README.md"

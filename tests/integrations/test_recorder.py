@@ -21,7 +21,7 @@ from altgrad.config import UserError
 from altgrad.config.schema import MonitorSettings
 from altgrad.integrations import Recorder
 from altgrad.metrics import METRICS
-from altgrad.watch.project import DIAGNOSED, TRAINS, Project
+from altgrad.watch import DIAGNOSED, TRAINS, Project
 from altgrad.watch.track import Told, Tracking
 from tests.integrations.conftest import KEY, NAMED, arm_of, column, monitors, rows, small
 from tests.reporting.synthetic_project import read

@@ -22,8 +22,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from altgrad.model import Recipe, quantize_model
 from altgrad.model.hardware import SWITCH
 from altgrad.model.quantized.operand import Operand
-from altgrad.optim import Arm, ArmOptimizer, build_optimizer
-from altgrad.training.grids import weight_grids
+from altgrad.optim import Arm, ArmOptimizer, build_optimizer, weight_grids
 from tests.optim.arms import ARMS, arm_named
 from tests.processes import together
 

@@ -27,8 +27,7 @@ from altgrad.model import (
     unquantize_model,
 )  # fmt: skip
 from altgrad.numerics import operand
-from altgrad.optim import Arm, build_optimizer
-from altgrad.training.grids import weight_grids
+from altgrad.optim import Arm, build_optimizer, weight_grids
 
 TOKENS = torch.randint(0, 61, (4, 16), generator=torch.Generator().manual_seed(2))
 WAYS = {

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from altgrad.config.arms import BASES
 from altgrad.formats import get_format
 from altgrad.model import Recipe, quantize_model
-from altgrad.optim import Arm, FormatManifold, build_optimizer, stiffness, update_cpu
+from altgrad.optim import Arm, FormatManifold, build_optimizer, stiffness, update_cpu, weight_grids
 from altgrad.optim.stiffness import FORMULAS
-from altgrad.training.grids import weight_grids
 from tests.default_dtype import OTHERS, require_same_bits
 from tests.optim.arms import ARMS, arm_named
 

@@ -13,8 +13,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 
 from altgrad.config.recipe import Rule, TensorRecipe
 from altgrad.model import Recipe, quantize_model
-from altgrad.optim import Arm, ArmOptimizer, build_optimizer
-from altgrad.training.grids import weight_grids
+from altgrad.optim import Arm, ArmOptimizer, build_optimizer, weight_grids
 from tests.optim.arms import ARMS, ON_GRID, arm_named, grid_of, normal_weights
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from altgrad.formats import get_format
 from altgrad.reporting.load import COLUMNS, COMPLETED, DIVERGED, IDENTITY, NUMBERS, TEXTS, Study
-from altgrad.reporting.markdown import Table, without_runs
+from altgrad.reporting.markdown import Table
 
 ADAMW = {"base": "adamw"}
 STIFF = {"base": "adamw", "stiffness": "ulp"}
@@ -72,6 +72,6 @@ def losses_of(arms: dict, gain: dict | None = None, formats: list[str] = FORMATS
 
 
 def texts(table: Table | None) -> list[list[str]]:
-    """Return the rows of a table without links to runs."""
+    """Return the rows of a table."""
     assert table is not None
-    return [[without_runs(text) for text in row] for row in table.rows]
+    return [list(row) for row in table.rows]

@@ -29,9 +29,8 @@ from altgrad.common.files import read_yaml
 from altgrad.config.tasks import TITLES
 from altgrad.reporting.compare import compare
 from altgrad.reporting.dvc_outputs import PLOTS, VEGA_LITE, metrics, write_outputs, write_vega
-from altgrad.reporting.figures.style import LOOKS
-from altgrad.reporting.load import IDENTITY, Study
-from altgrad.reporting.primary_metric import PrimaryMetric
+from altgrad.reporting.figures import LOOKS
+from altgrad.reporting.load import IDENTITY, PrimaryMetric, Study
 from tests.reporting.made_losses import ADAMW, STIFF, study_of, with_formats
 from tests.reporting.synthetic_project import read, write_project
 

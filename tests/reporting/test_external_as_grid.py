@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from altgrad.reporting.compare import compare
+from altgrad.reporting.compare import Comparison, compare
 from altgrad.reporting.external import Family, read_curves, read_rows, study_of
 from altgrad.reporting.figures import draw, report_figures
-from altgrad.reporting.hypotheses import Answers
 from tests.reporting.compared import report, rows_of, table
 from tests.reporting.made_losses import ADAMW, STIFF
 from tests.reporting.made_losses import study_of as made_study
@@ -75,10 +74,10 @@ def losses(seed: int = 3) -> dict[tuple[str, str], list[float | None]]:
     return found
 
 
-def numbers(answers: Answers) -> dict[tuple, list]:
+def numbers(comparison: Comparison) -> dict[tuple, list]:
     return {
         question: [*(getattr(result, field.name) for field in fields(result)[1:]), *vars(result.difference).values()]
-        for question, result in answers.claims.items()
+        for question, result in comparison.claims.items()
     }
 
 
@@ -94,9 +93,9 @@ def test_every_question_of_a_grid_has_the_same_answer_and_every_figure_the_same_
     )  # fmt: skip
     given = study_of(read, None, family.checked(read, "results.csv"))
     ours, theirs = compare(grid), compare(given)
-    assert theirs.answers.claims.keys() == ours.answers.claims.keys() and len(ours.answers.claims) > 10
-    for question, expected in numbers(ours.answers).items():
-        assert numbers(theirs.answers)[question] == pytest.approx(expected, nan_ok=True), question
+    assert theirs.claims.keys() == ours.claims.keys() and len(ours.claims) > 10
+    for question, expected in numbers(ours).items():
+        assert numbers(theirs)[question] == pytest.approx(expected, nan_ok=True), question
     for folder, study, comparison in (("grid", grid, ours), ("given", given, theirs)):
         draw([spec for spec in report_figures() if spec.name == "gains"], study, comparison, tmp_path / folder)
     assert (tmp_path / "grid/gains.png").read_bytes() == (tmp_path / "given/gains.png").read_bytes()

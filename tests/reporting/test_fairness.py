@@ -14,11 +14,10 @@ import pytest
 
 from altgrad.config import load_params
 from altgrad.reporting.compare import compare
-from altgrad.reporting.fairness import conditions
+from altgrad.reporting.fairness import QUESTION, conditions, load_tuning
 from altgrad.reporting.load import Study
 from altgrad.reporting.optimizer_roles import has_even_grid
 from altgrad.reporting.study.runs import AFTER, COLUMNS
-from altgrad.reporting.tuning import QUESTION, load_tuning
 from tests.reporting.made_losses import ADAMW, STIFF, losses_of, noisy, study_of, with_formats
 
 SHIPPED = Path(__file__).parents[2] / "params.yaml"
@@ -87,7 +86,7 @@ def test_the_text_that_runs_are_compared_on_is_counted(documents: int, asked: in
     comparison = compare(study)
     found, reason = conditions(study, comparison)[ENOUGH]
     assert found == expected and reason.startswith(words)
-    visible = sorted(result.visible for result in comparison.answers.claims.values())
+    visible = sorted(result.visible for result in comparison.claims.values())
     assert f"if it is {visible[0]:.3g} to {visible[-1]:.3g} nats per token or more" in reason
 
 

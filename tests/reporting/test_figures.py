@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import signal
 from dataclasses import replace
 
 import numpy as np
@@ -15,11 +14,20 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from scipy import stats
 
-from altgrad.common.console import handled
 from altgrad.formats import get_format
 from altgrad.reporting import tables
 from altgrad.reporting.compare import BYTES, compare, memory
-from altgrad.reporting.figures import FigureSpec, draw, report_figures
+from altgrad.reporting.figures import (
+    LOOKS,
+    RESERVE,
+    FigureSpec,
+    draw,
+    drawing,
+    looks,
+    panels,
+    report_figures,
+    spread_axis,
+)
 from altgrad.reporting.figures.layers import (
     BINS_PER_BINADE,
     LOWEST,
@@ -28,7 +36,6 @@ from altgrad.reporting.figures.layers import (
     weight_format,
 )
 from altgrad.reporting.figures.losses import courses, front, loss_curves
-from altgrad.reporting.figures.style import LOOKS, RESERVE, drawing, looks, panels, spread_axis
 from altgrad.reporting.load import IDENTITY, Study
 from tests.reporting.made_losses import ADAMW, STIFF, study_of, texts
 
@@ -181,20 +188,6 @@ def test_codes_are_shown_for_the_layers_of_one_format(study) -> None:
     fmt, layers = weight_format(other, "mixed", ["blocks.0.mlp.up", "head", "blocks.0.attn.out", "head"])
     assert (fmt.name, layers) == ("E3M4", ["blocks.0.mlp.up", "blocks.0.attn.out"])
     assert weight_format(other, "plain", ["head"]) is None
-
-
-def test_figures_are_drawn_though_somebody_has_the_signal_that_ends_a_pool(troubled, comparison, tmp_path) -> None:
-    def hangs(*_: object) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, hangs)
-    signal.setitimer(signal.ITIMER_REAL, 60)
-    try:
-        with handled(lambda *_: None):
-            assert len(draw(report_figures()[:4], troubled, comparison, tmp_path)) == len([*tmp_path.glob("*.svg")]) > 0
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("name", ["E0M7", "E1M6", "E2M5", "E3M4", "E4M3", "E5M2", "E6M1", "E7M0"])

@@ -24,7 +24,7 @@ from altgrad.reporting import markdown
 from altgrad.reporting.diagnosis_tables import raised
 from altgrad.reporting.html import settings, to_cells_page, to_html
 from altgrad.reporting.load import IDENTITY
-from altgrad.reporting.markdown import Column, Picture, Table, named_runs, runs_page, to_runs, without_runs, words
+from altgrad.reporting.markdown import Column, Picture, Table, named_runs, words
 from altgrad.reporting.report import write_report
 from tests.reporting.synthetic_project import read, write_project
 
@@ -91,26 +91,24 @@ class Visible(HTMLParser):
 def test_a_page_shows_every_name_as_text(tmp_path: Path) -> None:
     hostile = "<script>alert(1)</script> a|b [x](y) spacing_unmatched *z* & \"q\" 'p'"
     (tmp_path / "plot.png").write_bytes(b"made up")
-    table = Table([words("name"), Column("n")], [[hostile, to_runs("[1, 2]", format=hostile)]], hostile)
+    table = Table([words("name"), Column("n")], [[hostile, "[1, 2]"]], hostile)
     blocks = ["# Title", "**Question?**", hostile, "## Part", table, Picture("plot", "what it shows", hostile)]
     text = markdown.to_markdown(blocks)
     reader = Visible()
     reader.feed(page := to_html(text, tmp_path))
     assert reader.text.count(hostile.replace("[x](y)", "x")) == 4 and page.count("<script") == 1
-    assert page.count("<td") == 2 and unquote(re.findall(r"format=([^&\"]*)", page)[0]).replace("+", " ") == hostile
-    assert "| [1, 2] |" in without_runs(text) and "cells.html" not in without_runs(text)
+    assert page.count("<td") == 2 and "| [1, 2] |" in text
 
 
 def test_a_name_that_is_all_of_a_strong_or_code_text_leads_to_its_runs_and_nothing_else_does() -> None:
-    links = {"E4M3": runs_page(format="E4M3"), "a_b": runs_page(seed=[1, 2]), "E4M3-a_b-0-1": "cells.html#k"}
+    links = {"E4M3": "cells.html#?format=E4M3", "a_b": "cells.html#?optimizer=a_b", "E4M3-a_b-0-1": "cells.html#k"}
     for text, linked in {
         "**E4M3** gains": "[**E4M3**](cells.html#?format=E4M3) gains",
-        r"by `a_b`, **a\_b**": r"by [`a_b`](cells.html#?seed=1&seed=2), [**a\_b**](cells.html#?seed=1&seed=2)",
+        r"by `a_b`, **a\_b**": r"by [`a_b`](cells.html#?optimizer=a_b), [**a\_b**](cells.html#?optimizer=a_b)",
         "**`E4M3-a_b-0-1` ended**": "**[`E4M3-a_b-0-1`](cells.html#k) ended**",
         "E4M3 and `E4M3-a_b-0` and `dvc repro`": "E4M3 and `E4M3-a_b-0` and `dvc repro`",
     }.items():
         assert named_runs(text, links) == linked
-        assert without_runs(linked) == text
 
 
 @pytest.mark.parametrize(("written", "values", "expected"), [
@@ -155,25 +153,16 @@ def test_a_text_with_markup_in_it_ends_no_script(project: Path) -> None:
 def test_every_link_to_cells_finds_some(project: Path) -> None:
     """Oracle: the filter, written once more over the grid."""
     study = read(project)
-    found = data_of((project / "reports/cells.html").read_text())
     wanted = set(re.findall(r'href="cells\.html#([^"]*)"', page_of(project)))
     for text in wanted - {""}:
         if not text.startswith("?"):
             assert unquote(text) in study.cells.index
             continue
         asked = parse_qs(html.unescape(text[1:]))
-        metrics = asked.pop("metric", [])
         rows = study.cells
         for name, values in asked.items():
             rows = rows[rows[name].astype(str).isin(values)]
         assert len(rows), text
-        index = [name for name, _, _ in found["metrics"]]
-        measured = [cell["summary"] for cell in found["cells"] if cell["key"] in rows.index and "summary" in cell]
-        assert all(any(summary[index.index(metric)] is not None for summary in measured) for metric in metrics), text
-    captions = re.findall(r"<img[^>]*></p>\n(.*)</p>", page_of(project))
-    assert all(re.search(r' <a href="cells\.html#[^"]*">Its runs</a></em>$', text) for text in captions)
-    assert len(captions) > 5
-    assert sum("metric=" in text for text in wanted) > 20
 
 
 def page_of(project: Path) -> str:
@@ -255,37 +244,22 @@ def test_a_cell_is_reached_from_the_report_and_from_another_cell(opened, project
     assert "The grid has no cell none-such." in page.locator("#cell").inner_text()
 
 
-def test_a_number_of_a_table_leads_to_the_cells_behind_it(opened, project: Path) -> None:
+def test_a_name_in_a_table_leads_to_its_cells(opened, project: Path) -> None:
     page = opened("index.html")
-    rows = page.locator("#result-in-detail ~ * tr", has=page.locator("td", has_text=re.compile("^bf16$")))
-    told = rows.filter(has_text="stiff").last.locator("td.number a", has_text="±")
-    shown, keys = told.inner_text(), [f"bf16-stiff-{seed}-1" for seed in (0, 1, 2)]
-    told.click()
-    page.wait_for_url("**/cells.html#?format=bf16&optimizer=stiff&lr_scale=1*")
+    page.locator("#result-in-detail ~ * td a", has_text=re.compile("^bf16$")).first.click()
+    page.wait_for_url("**/cells.html#?format=bf16")
+    keys = [f"bf16-{arm}-{seed}-1" for arm in ("adamw", "stiff") for seed in (0, 1, 2)]
     assert page.locator("#list tr:visible td:first-child").all_inner_texts() == keys
     losses = [read_json(project / "data/runs" / key / "metrics.json")["val_loss"] for key in keys]
-    assert shown.startswith(f"{sum(losses) / 3:.4f}") and f"{sum(losses) / 3:.4f}" in page.locator("#cell").inner_text()
-    assert page.locator("#cell svg polyline").count() == 3
+    text = page.locator("#cell").inner_text()
+    assert all(f"{sum(of_arm) / 3:.4f}" in text for of_arm in (losses[:3], losses[3:]))
+    assert page.locator("#cell svg polyline").count() == 6
     page.locator("a", has_text="All cells").click()
     page.locator("#all", has_text="All cells").wait_for()
     assert page.locator("#list tr:visible").count() == 18 and page.locator("#cell").inner_text() == ""
     page.goto(page.url.split("#")[0] + "#?format=none-such")
     page.locator("#cell", has_text="The grid").wait_for()
     assert "The grid has no such cell." in page.locator("#cell").inner_text()
-
-
-def test_a_number_of_a_diagnosis_leads_to_it_cell_by_cell(opened, project: Path) -> None:
-    page = opened("index.html")
-    row = page.locator("#weights ~ * tr", has=page.locator("td", has_text="weight SQNR, dB"))
-    told = row.locator("td.number a").first
-    shown = float(told.inner_text())
-    told.click()
-    page.wait_for_url("**metric=sqnr_db*")
-    keys = page.locator("#list tr:visible td:first-child").all_inner_texts()
-    values = [read_json(project / "data/diag" / f"{key}.json")["summary"]["sqnr_db"] for key in keys]
-    assert len(keys) == 3 and shown == pytest.approx(sum(values) / 3, abs=0.05)
-    text = page.locator("#cell").inner_text()
-    assert all(f"{value:.4f}" in text for value in (*values, sum(values) / 3))
 
 
 @pytest.mark.parametrize("name", ["index.html", "cells.html#E5M2-adamw-2-1", "cells.html#?format=E4M3"])

@@ -30,8 +30,8 @@ def test_what_is_simulated_is_what_the_report_finds() -> None:
     gains[2, 1] = 0.1
     for key in range(6):
         runs = design.drawn(random, NOISES["equal"], gains * (key % 2))
-        found = compare(with_losses(design, runs.losses)).answers.claims
-        assert found == design.read(runs).claims
+        found = compare(with_losses(design, runs.losses)).claims
+        assert found == design.read(runs)
         assert any(result.significant for result in found.values()) or key % 2 == 0
 
 
@@ -73,7 +73,7 @@ def test_a_gain_is_as_large_as_it_is_said_to_be() -> None:
     design, gains = Design.of(5, 2, 3), np.zeros((5, 2, 1))
     gains[-2, 1] = EFFECT * NOISE
     runs = design.drawn(np.random.default_rng(0), lambda random, noise: 0 * noise, gains)
-    claim = design.read(runs).of("gain", design.study.formats[-2], design.study.optimizers[1])
+    claim = design.read(runs)["gain", design.study.formats[-2], design.study.optimizers[1]]
     assert claim.difference.mean == pytest.approx(-0.04)
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from altgrad.common.files import write_json
 from altgrad.config import UserError
+from altgrad.stability import Edge, Ladder, Search, edge_of
 from altgrad.stability.__main__ import _ladder, _restored, _variants, write
-from altgrad.stability.search import Edge, Ladder, Search, edge_of
 from tests.pipeline.conftest import Project
 
 WITHIN = 0.1

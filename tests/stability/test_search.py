@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from altgrad.stability.search import Edge, Ladder, edge_of, next_rung
+from altgrad.stability import Edge, Ladder, edge_of, next_rung
 
 LADDERS = st.tuples(st.integers(-8, 0), st.integers(0, 12)).filter(lambda ends: ends[0] < ends[1])
 

@@ -20,7 +20,7 @@ from altgrad.config import Cell
 from altgrad.config.recipe import Rule
 from altgrad.config.schema import Diagnose, LocalCorpus, Tokenizer
 from altgrad.config.tasks import Classify
-from altgrad.data import write_tokens
+from altgrad.data.tokens import write_tokens
 from altgrad.diagnostics import diagnose_cell
 from altgrad.formats import get_format
 from altgrad.training import Interrupted, train_cell

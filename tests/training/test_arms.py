@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pandas as pd
 import pytest
 import torch
@@ -10,15 +12,14 @@ from safetensors.torch import load_file
 from altgrad.config.cell import scratch_directory
 from altgrad.model import linear_layers
 from altgrad.model.from_cell import arm_of, build_model
-from altgrad.optim import build_optimizer
-from altgrad.training.grids import weight_grids
+from altgrad.optim import build_optimizer, weight_grids
 from tests.optim.arms import ARMS
-from tests.training.conftest import VOCABULARY, arm_cell, trained
+from tests.training.conftest import VOCABULARY, arm_cell, diagnosed, trained
 
-ON_GRID = [name for name, arm in ARMS.items() if arm["weights"] == "quantized"]
 # Of master weights, of weights on their grid, of what makes up for rounding. What else arms differ in is a step, whose
 # laws are in tests/optim: the others' runs are not for every day.
 EVERY_DAY = ("spacing_unmatched", "rung", "eco")
+ON_GRID = [name for name in EVERY_DAY if ARMS[name]["weights"] == "quantized"]
 WHOLE_RUNS = [name if name in EVERY_DAY else pytest.param(name, marks=pytest.mark.slow) for name in ARMS]
 WHOLE_RUNS += [f"virtual.{name}" for name in EVERY_DAY]
 
@@ -43,17 +44,22 @@ def test_what_is_never_quantized_learns_alike_in_every_arm_and_format(name, form
     assert {rates[p] for p in linear} == {0.125 if in_its_own_unit else ARMS[name]["lr"] / 2}
 
 
-@pytest.mark.parametrize("name", [name for name in EVERY_DAY if name in ON_GRID])
-def test_a_checkpoint_of_quantized_weights_is_a_byte_per_weight(tokens, tmp_path, name):
-    cell = arm_cell(name, "E3M4")
+@pytest.mark.parametrize("name", [f"{kind}{name}" for kind in ("", "virtual.") for name in ON_GRID])
+def test_a_checkpoint_of_quantized_weights_is_a_byte_per_weight_and_two_on_the_finer_grid(tokens, tmp_path, name):
+    cell, virtual = arm_cell(name, "E3M4"), name.startswith("virtual.")
     trained(cell, tokens, tmp_path)
     stored = load_file(scratch_directory(tmp_path, cell, tokens) / "step-00000012.safetensors")
     model = load_file(tmp_path / "out" / "model.safetensors")
     codes = {key.removeprefix("codes/"): t for key, t in stored.items() if key.startswith("codes/")}
-    assert len(codes) == 4 and all(t.dtype == torch.uint8 for t in codes.values())
+    assert len(codes) == 4 and {t.dtype for t in codes.values()} == {torch.int16 if virtual else torch.uint8}
     for key, t in codes.items():
         assert f"model/{key}" not in stored and t.shape == model[key].shape
-        assert len(model[key].unique()) <= 255
+        assert virtual or len(model[key].unique()) <= 255
+    diagnosis, rows = diagnosed(cell, tmp_path / "out", tmp_path)
+    assert diagnosis["status"] == "ok" and {"effective_rank", "init_distance"} <= set(rows["metric"])
+    if virtual:
+        assert len(model["blocks.0.mlp.up.weight"].unique()) > 2 * 255 and diagnosis["summary"]["sqnr_db"] is None
+        assert not set(rows["metric"]) & {"sqnr_db", "underflow_frac", "code_usage", "grad_snr_db"}
 
 
 def test_snapshots_have_the_amax_that_holds_the_scale_and_the_embedding_and_its_head_stay_plain(tokens, tmp_path):
@@ -67,18 +73,17 @@ def test_snapshots_have_the_amax_that_holds_the_scale_and_the_embedding_and_its_
     assert not any(key.startswith("amax/") for key in load_file(tmp_path / "following" / "out" / "probes.safetensors"))
 
 
-@pytest.mark.parametrize("name", ["madam", "muon"])
-def test_an_arm_that_needs_no_format_is_itself_in_every_entry(tokens, tmp_path, name):
-    """In bf16 it trains as in an unquantized control, to the bit, and not as AdamW."""
-    found = {entry: trained(cell, tokens, tmp_path / entry)["model.safetensors"] for entry, cell in {
-        "bf16": arm_cell(name, "bf16"), "virtual": arm_cell(f"virtual.{name}"), "adamw": arm_cell("adamw", "bf16"),
-    }.items()}  # fmt: skip
-    assert found["bf16"] == found["virtual"] != found["adamw"]
-
-
-def test_without_quantized_weights_an_arm_trains_as_its_plain_form(tokens, tmp_path):
-    found = [trained(arm_cell(name, "bf16"), tokens, tmp_path / name) for name in ("adamw", "spacing_unmatched")]
-    assert found[0]["model.safetensors"] == found[1]["model.safetensors"]
+@pytest.mark.parametrize(("one", "other"), [
+    ("adamw", "virtual.adamw"), ("madam", "virtual.madam"), ("muon", "virtual.muon"), ("adamw", "spacing_unmatched")
+])  # fmt: skip
+def test_arms_that_see_no_format_train_the_same_bits_in_bf16(tokens, tmp_path, one, other):
+    """An arm that needs none, in an unquantized control; and one that needs it, as its plain form."""
+    cells = (arm_cell(name) if name.startswith("virtual.") else arm_cell(name, "bf16") for name in (one, other))
+    found = [trained(cell, tokens, tmp_path / cell.key / name) for cell, name in zip(cells, "ab", strict=True)]
+    assert all(found[0][file] == found[1][file] for file in ("model.safetensors", "history.csv"))
+    assert json.loads(found[1]["metrics.json"])["quantized_parameters"] == 0
+    adamw = trained(arm_cell("adamw", "bf16"), tokens, tmp_path / "adamw")
+    assert (found[0]["model.safetensors"] == adamw["model.safetensors"]) == (one == "adamw")
 
 
 def test_updates_are_recorded(tokens, tmp_path):

@@ -1,7 +1,4 @@
-"""What a machine is taken for, its notices, and its compile cache. Oracles: the variables, the bytes that were there.
-
-What was compiled is used as it was made or not at all.
-"""
+"""What a machine is taken for, its notices, and its compile cache. Oracle: the variables."""
 
 from __future__ import annotations
 
@@ -21,8 +18,7 @@ from altgrad.model import hardware
 from altgrad.model.hardware import SWITCH, multiplies_bf16
 from altgrad.numerics import loops
 from altgrad.training import machine
-from altgrad.training.machine import RECORDS, choose_compute, recorded, remove_damaged
-from tests.faults.damages import cut, flip
+from altgrad.training.machine import choose_compute
 
 CPU = torch.device("cpu")
 
@@ -152,72 +148,3 @@ def test_a_cache_filled_with_other_instructions_is_not_used(tmp_path):
         command = [sys.executable, "-c", COMPILED]
         assert subprocess.run(command, env=environment, capture_output=True, check=True).stdout == b"True\n"
     assert len(list(tmp_path.iterdir())) == 2
-
-
-# --- damaged files ---------------------------------------------------------------------------------
-
-NAMES = "ab/kernel.so", "fxgraph/cd/entry", "ef/kernel.cpp"
-BUSY = """
-import sys
-from pathlib import Path
-from altgrad.training.machine import recorded
-with recorded(Path(sys.argv[1]), Path(sys.argv[1], "made/other.json")):
-    print("compiling", flush=True)
-    sys.stdin.read()
-"""
-
-
-def compile_into(folder: Path, graph: str, *names: str) -> None:
-    """Stand in for the compiler: each file's content is its name."""
-    (folder / RECORDS).mkdir(parents=True, exist_ok=True)
-    with recorded(folder, folder / RECORDS / f"{graph}.json"):
-        for name in names:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(name * 100)
-
-
-def present(folder: Path) -> set[str]:
-    """Return which of the files are there as they were made."""
-    return {name for name in NAMES if (folder / name).exists() and (folder / name).read_text() == name * 100}
-
-
-@pytest.mark.parametrize("damage", [cut, flip])
-def test_a_damaged_file_goes_and_its_graph_is_recorded_again_whole(tmp_path, capsys, damage):
-    compile_into(tmp_path, "graph", *NAMES)
-    remove_damaged(tmp_path)
-    assert present(tmp_path) == set(NAMES) and not capsys.readouterr().err
-    damage(tmp_path / NAMES[0])
-    remove_damaged(tmp_path)
-    assert present(tmp_path) == set(NAMES[1:]) and not (tmp_path / NAMES[0]).exists()
-    assert capsys.readouterr().err.startswith("note: 1 compiled files")
-    assert not (tmp_path / RECORDS / "graph.json").exists()
-    compile_into(tmp_path, "graph", NAMES[0])
-    for name in NAMES:
-        flip(tmp_path / name)
-    remove_damaged(tmp_path)
-    assert not any((tmp_path / name).exists() for name in NAMES)
-
-
-def test_of_two_records_of_a_file_the_later_counts(tmp_path):
-    """The first process to end may have seen half of what the second was writing."""
-    (tmp_path / RECORDS).mkdir()
-    with recorded(tmp_path, tmp_path / RECORDS / "second.json"):
-        compile_into(tmp_path, "first", *NAMES[:2])
-        (tmp_path / NAMES[0]).write_text("the whole of it")
-    remove_damaged(tmp_path)
-    assert (tmp_path / NAMES[0]).read_text() == "the whole of it"
-
-
-def test_nothing_goes_while_another_process_compiles_or_for_a_record_that_cannot_be_read(tmp_path):
-    compile_into(tmp_path, "graph", *NAMES)
-    flip(tmp_path / NAMES[0])
-    command = [sys.executable, "-c", BUSY, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None and other.stdout.readline() == "compiling\n"
-        remove_damaged(tmp_path)
-        assert (tmp_path / NAMES[0]).exists()
-        other.communicate("")
-    cut(tmp_path / RECORDS / "graph.json")
-    (tmp_path / RECORDS / "other.json").unlink()
-    remove_damaged(tmp_path)
-    assert (tmp_path / NAMES[0]).exists()

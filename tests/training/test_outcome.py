@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 
@@ -72,7 +73,7 @@ def judged(losses: list[float], norm: float = 1.0, *, restored: bool = False) ->
     tracker = OutcomeTracker(2.0, WINDOW)
     for step, loss in enumerate(losses, 1):
         if restored:
-            tracker = OutcomeTracker.restore(json.loads(json.dumps(tracker.state())))
+            tracker = OutcomeTracker(**json.loads(json.dumps(asdict(tracker))))
         if tracker.update(step, loss, norm if step == len(losses) else 1.0):
             return tracker
     tracker.finish()

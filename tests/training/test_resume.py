@@ -23,7 +23,7 @@ from altgrad.common.fingerprint import TRAINING, discard_finished, source_files
 from altgrad.config.cell import Cell, scratch_directory
 from altgrad.config.tasks import Classifier
 from altgrad.training import train_cell
-from altgrad.training.checkpoint import RowLog, load_newest, save
+from altgrad.training.records import RowLog, load_newest, save_checkpoint
 from altgrad.training.trainer import Trainer
 from tests.optim.arms import ARMS
 from tests.training.conftest import STATEFUL, arm_cell, make_cell, outputs, resumed, trained
@@ -111,10 +111,10 @@ def test_a_damaged_checkpoint_is_noticed_and_the_one_before_it_used(
 
 
 def test_a_new_checkpoint_is_never_the_one_that_is_removed(tmp_path):
-    save(tmp_path, 100, {}, {})
+    save_checkpoint(tmp_path, 100, {}, {})
     (tmp_path / "step-00000100.safetensors").write_bytes(b"damaged")
     assert load_newest(tmp_path)[0] is None
-    save(tmp_path, 30, {}, {"b": 1})
+    save_checkpoint(tmp_path, 30, {}, {"b": 1})
     found, problems = load_newest(tmp_path)
     assert found.step == 30 and found.state == {"b": 1} and not problems
 

@@ -17,7 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from altgrad.common.files import read_json, write_text
 from altgrad.config import Cell, Resolver, UserError, load_params
 from altgrad.config.params import Params, validated
-from altgrad.data import TokenFile, validation_sample
+from altgrad.data.batches import TokenFile, validation_sample
 from altgrad.execution.settings import keep_start
 from altgrad.model import load_published
 from altgrad.optim.checks import check_cells

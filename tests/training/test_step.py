@@ -82,6 +82,7 @@ def test_an_instrumented_pass_sees_the_scales_that_the_step_will_have(tokens, tm
     rows = trainer._observe(1, {"tensors"})
     assert {(row.layer, row.role): row.value for row in rows if row.metric == "scale"}.items() >= expected.items()
     assert all((quantizer.history == 2.0**-20).all() for quantizer in quantizers.values())
+    assert not any(module._forward_hooks for module in trainer.model.modules())
 
 
 @pytest.mark.parametrize("fmt", ["bf16", "E4M3", "E5M2"])

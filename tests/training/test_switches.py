@@ -15,7 +15,7 @@ from altgrad.diagnostics.saved import SavedRun
 from altgrad.optim.checks import check_cells
 from altgrad.training import train_cell
 from altgrad.training.monitor import Measurement, TensorMonitor
-from altgrad.training.switches import Switches
+from altgrad.training.outcome import Switches
 from altgrad.training.trainer import Trainer
 from tests.training.conftest import VOCABULARY, make_cell, resumed, trained
 

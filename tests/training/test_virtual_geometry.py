@@ -1,38 +1,31 @@
 """Virtual geometry: an arm sees a format's quantization grid at weights that no product quantizes to it.
 
-Oracles: the unquantized run, for what the products do; the run in the format, for what the arm does.
+Oracle: the run in the format, for what the arm does. `test_arms.py` compares whole runs with unquantized ones.
 """
 
 from __future__ import annotations
 
-import json
-
 import pandas as pd
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
-from altgrad.config.cell import scratch_directory
 from altgrad.formats import get_format
 from altgrad.model import (
     LayerRecipe,
     Recipe,
     TensorRecipe,
-    layer_recipe,
     linear_layers,
     quantize_model,
     unquantize_model,
     virtual_weight,
 )
 from altgrad.model.from_cell import arm_of, build_model
-from altgrad.optim import build_optimizer
-from altgrad.training.grids import weight_grids
+from altgrad.optim import build_optimizer, weight_grids
 from tests.optim.arms import ARMS, EXTREMES
-from tests.training.conftest import VOCABULARY, arm_cell, diagnosed, make_cell, trained, with_weight
+from tests.training.conftest import VOCABULARY, arm_cell, make_cell, trained, with_weight
 
 MASTER = [name for name, arm in ARMS.items() if arm["weights"] == "master"]
-ON_GRID = ("rung", "eco")  # as test_arms.py has every day
 CPU = torch.device("cpu")
 
 
@@ -49,79 +42,27 @@ def stepped(cell, steps=3):
     return {name: layer.weight.detach() for name, layer in linear_layers(model).items()}
 
 
-def test_the_products_are_those_of_the_unquantized_model():
-    losses, gradients = [], []
-    inputs = torch.randint(0, VOCABULARY, (4, 16), generator=torch.Generator().manual_seed(1))
-    for cell in (make_cell("bf16"), arm_cell("virtual.spacing_unmatched")):
-        model = build_model(cell, VOCABULARY, CPU).eval()
-        assert all(type(layer) is nn.Linear and not layer_recipe(layer) for layer in linear_layers(model).values())
-        with torch.autocast("cpu", torch.bfloat16):
-            loss = model(inputs, inputs.roll(-1, 1))
-        losses.append(loss)
-        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
-    assert torch.equal(*losses)
-    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+SPECS = ({"granularity": "row"}, {"scale": "E8M0"},
+         *({"granularity": "block", "scale": name} for name in ("E8M0", "E4M3")))  # fmt: skip
+CASES = [
+    *((name, "E4M3", {}) for name in MASTER),
+    *(("spacing_unmatched", format, {}) for format in EXTREMES if format != "E4M3"),
+    *(("spacing_unmatched", "E3M4", spec) for spec in SPECS),
+]
 
 
-@pytest.mark.parametrize("name", ["adamw"])
-def test_an_arm_that_does_not_look_at_the_quantization_grid_trains_as_in_bf16(tokens, tmp_path, name):
-    cell = arm_cell(f"virtual.{name}")
-    plain = cell.model_copy(update={"rules": [], "format": "bf16"})
-    found = [trained(each, tokens, tmp_path / each.format) for each in (plain, cell)]
-    for file in ("model.safetensors", "history.csv"):
-        assert found[0][file] == found[1][file]
-    assert json.loads(found[1]["metrics.json"])["quantized_parameters"] == 0
-    nothing_is_found_quantized(cell, tmp_path / cell.format)
-
-
-CASES = [(name, "E4M3") for name in MASTER] + [("spacing_unmatched", format) for format in EXTREMES if format != "E4M3"]
-
-
-@pytest.mark.parametrize(("name", "format"), CASES)
-def test_a_step_is_that_in_the_format_to_the_bit(name, format):
+@pytest.mark.parametrize(("name", "format", "spec"), CASES)
+def test_a_step_is_that_in_the_format_to_the_bit(name, format, spec):
     """For the same weights and gradients: master weights know of a format what their arm sees of it."""
-    there, here = (stepped(arm_cell(entry, format)) for entry in (name, f"virtual.{name}"))
-    assert all(torch.equal(there[layer], here[layer]) for layer in there)
-    if ARMS[name]["stiffness"] in ("ulp", "permuted") and format not in ("E0M7", "E1M6"):
-        free = stepped(make_cell("bf16", arm=arm_cell(name).arm.model_dump()))
-        assert not any(torch.equal(free[layer], here[layer]) for layer in here if layer != "head")
-
-
-@pytest.mark.parametrize(
-    "spec",
-    [
-        *({"granularity": "row"}, {"scale": "E8M0"}),
-        *({"granularity": "block", "scale": name} for name in ("E8M0", "E4M3")),
-    ],
-)
-def test_scales_are_those_that_the_recipe_asks_for(spec):
-    cell = arm_cell("spacing_unmatched", "E3M4")
+    cell = arm_cell(name, format)
     there, here = (stepped(with_weight(cell, virtual=virtual, **spec)) for virtual in (False, True))
     assert all(torch.equal(there[layer], here[layer]) for layer in there)
-    qkv = "blocks.0.attn.qkv"
-    assert not torch.equal(here[qkv], stepped(arm_cell("virtual.spacing_unmatched", "E3M4"))[qkv])
-
-
-@pytest.mark.parametrize("name", ON_GRID)
-def test_virtual_weights_kept_quantized_have_16_bits(tokens, tmp_path, name):
-    cell = arm_cell(f"virtual.{name}", "E3M4")
-    trained(cell, tokens, tmp_path)
-    stored = load_file(scratch_directory(tmp_path, cell, tokens) / "step-00000012.safetensors")
-    codes = [t for key, t in stored.items() if key.startswith("codes/")]
-    assert len(codes) == 4 and all(t.dtype == torch.int16 for t in codes)
-    model = load_file(tmp_path / "out" / "model.safetensors")
-    trained(arm_cell(name, "E3M4"), tokens, tmp_path / "format")
-    in_the_format = load_file(tmp_path / "format" / "out" / "model.safetensors")
-    for key in ("blocks.0.attn.qkv.weight", "blocks.0.mlp.up.weight"):
-        assert len(model[key].unique()) > 2 * len(in_the_format[key].unique())
-    nothing_is_found_quantized(cell, tmp_path)
-
-
-def nothing_is_found_quantized(cell, root):
-    diagnosis, rows = diagnosed(cell, root / "out", root)
-    assert diagnosis["status"] == "ok" and diagnosis["summary"]["sqnr_db"] is None
-    assert not set(rows["metric"]) & {"sqnr_db", "underflow_frac", "code_usage", "grad_snr_db"}
-    assert {"effective_rank", "init_distance"} <= set(rows["metric"])
+    if spec:  # whose scales it has
+        plain = stepped(arm_cell(f"virtual.{name}", format))
+        assert not torch.equal(here["blocks.0.attn.qkv"], plain["blocks.0.attn.qkv"])
+    elif ARMS[name]["stiffness"] in ("ulp", "permuted") and format not in ("E0M7", "E1M6"):
+        free = stepped(make_cell("bf16", arm=cell.arm.model_dump()))
+        assert not any(torch.equal(free[layer], here[layer]) for layer in here if layer != "head")
 
 
 def test_rungs_are_counted_in_the_formats(tokens, tmp_path):

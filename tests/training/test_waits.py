@@ -17,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from altgrad.config import load_params
 from altgrad.config.recipe import Rule
 from altgrad.model.from_cell import arm_of, build_model
-from altgrad.optim import build_optimizer
-from altgrad.training.grids import weight_grids
+from altgrad.optim import build_optimizer, weight_grids
 from tests.training.conftest import make_cell
 
 ARMS = {name: arm.model_dump() for name, arm in load_params().optimizers.items() if arm.store != "codes"}

@@ -71,7 +71,7 @@ class Play:
                     file.write(json.dumps(row) + "\n")
 
     def resume(self, key: str, checkpoint: int) -> None:
-        """Have a cell that was stopped begin again after ``checkpoint``, as `checkpoint.RowLog` does."""
+        """Have a cell that was stopped begin again after ``checkpoint``, as `records.RowLog` does."""
         kept = [row for row in self.history(key) if row[0] <= checkpoint]
         with replacing(self.log(key)) as temporary:
             temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")

@@ -11,9 +11,8 @@ from altgrad.reporting.compare import compare
 from altgrad.reporting.dvc_outputs import numbers
 from altgrad.reporting.markdown import NONE, signed
 from altgrad.reporting.tables import results_table
-from altgrad.watch import events
+from altgrad.watch import Project, events
 from altgrad.watch.events import Events, standing
-from altgrad.watch.project import Project
 from tests.reporting.made_losses import texts
 from tests.reporting.synthetic_project import read, write_project
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from altgrad.common.files import read_json, write_json
-from altgrad.execution.executor import Task
+from altgrad.execution import Task
 from altgrad.watch import events
 from altgrad.watch.__main__ import Server
 from altgrad.watch.events import Events

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import altgrad.watch as watched
 from altgrad.common.files import read_json, write_json
 from altgrad.config import UserError
-from altgrad.execution.executor import Task
-from altgrad.watch import project as watched
+from altgrad.execution import Task
+from altgrad.watch import DIAGNOSED, FAILED, PAUSED, TRAINED, TRAINS, WAITS, Lines, Project
 from altgrad.watch.events import _cell
-from altgrad.watch.project import DIAGNOSED, FAILED, PAUSED, TRAINED, TRAINS, WAITS, Lines, Project
 
 
 class Reader:

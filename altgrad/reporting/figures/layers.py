@@ -20,10 +20,9 @@ from matplotlib.patches import Rectangle
 from altgrad.config.recipe import last_matching
 from altgrad.formats import Format, from_definition
 from altgrad.reporting.compare import Comparison, at_best, in_order, late, of_completed, per_layer
-from altgrad.reporting.figures import in_report
-from altgrad.reporting.figures.style import Look, drawing, legend, looks, panels, save, tiles
+from altgrad.reporting.figures import Look, drawing, in_report, legend, looks, panels, save, tiles
 from altgrad.reporting.load import IDENTITY, Study
-from altgrad.reporting.optimizer_roles import is_virtual
+from altgrad.reporting.optimizer_roles import entry_role
 
 ROLES = {"weight": "weights", "input": "inputs", "grad": "incoming gradients"}
 RUNGS, BINADE, COSINE, STALL = "rungs", "rungs_2^", "cosine_adamw", "stall_ratio"
@@ -132,7 +131,7 @@ def weight_grid(study: Study, comparison: Comparison) -> Figure | None:
     """Weight magnitudes in binades below the layer's largest, with each format's precision at that magnitude."""
     rows = per_layer(study.diagnosis, study, comparison)
     rows = rows[rows["metric"] == "log2_magnitude"]
-    names = [name for name in in_order(study.formats, rows["format"]) if not is_virtual(study, name)]
+    names = [name for name in in_order(study.formats, rows["format"]) if not entry_role(study, name).virtual]
     shown = {name: pair for name in names if (pair := weight_format(study, name, rows["layer"])) is not None}
     if not shown:
         return None
@@ -140,13 +139,11 @@ def weight_grid(study: Study, comparison: Comparison) -> Figure | None:
     amax = amax[(amax["role"] == "weight") & (amax["metric"] == "amax") & (amax["value"] > 0)]
     amax = amax[amax["step"] == amax.groupby(IDENTITY)["step"].transform("max")]
     largest = amax.set_index(["format", "seed", "layer"])["value"]
-    figure, axes = tiles(len(shown), 1.9, sharex=True, sharey=True)
+    titles = [name if name == fmt.name else f"{name} ({fmt.name})" for name, (fmt, _) in shown.items()]
+    figure, axes = tiles(titles, 1.9, "binades below the largest weight", "weights (%)")
     for axis, (name, (fmt, layers)) in zip(axes, shown.items(), strict=True):
         shares = relative_histogram(rows[(rows["format"] == name) & rows["layer"].isin(layers)], largest)
         _format_panel(axis, looks(study.formats)[name], fmt, shares)
-        axis.set_title(name if name == fmt.name else f"{name} ({fmt.name})")
-    figure.supylabel("weights (%)", fontsize="medium")
-    figure.supxlabel("binades below the largest weight", fontsize="medium")
     return figure
 
 
@@ -222,22 +219,20 @@ def _format_panel(axis: Axes, look: Look, fmt: Format, shares: np.ndarray) -> No
 def rungs_by_binade(study: Study, comparison: Comparison) -> Figure | None:
     """Mean code steps per step against the binade of |w|: a panel per optimizer, a line per format."""
     rows = recorded(study, comparison)
-    table = by_binade(rows[~rows["format"].isin([name for name in study.formats if is_virtual(study, name)])])
+    table = by_binade(rows[~rows["format"].isin([name for name in study.formats if entry_role(study, name).virtual])])
     if table.empty:
         return None
     arms = in_order(study.optimizers, table.index.get_level_values("optimizer"))
     names = in_order(study.formats, table.index.get_level_values("format"))
     styles = looks(study.formats)
-    figure, axes = tiles(len(arms), 2.4, sharex=True, sharey=True)
+    figure, axes = tiles(arms, 2.4, "binade of |w|, exponent of two", "code steps per optimizer step")
     for axis, arm in zip(axes, arms, strict=True):
         for name in names:
             if (arm, name) in table.index:
                 line = table.loc[(arm, name)]
                 line = line[line > 0]
                 axis.plot(line.index, line.to_numpy(), **styles[name].line())
-        axis.set(title=arm, yscale="log")
-    figure.supxlabel("binade of |w|, exponent of two", fontsize="medium")
-    figure.supylabel("code steps per optimizer step", fontsize="medium")
+        axis.set_yscale("log")
     legend(figure, styles, names)
     return figure
 

@@ -19,12 +19,10 @@ from altgrad.reporting.compare import (
     of_completed,
     shown_optimizer,
 )
-from altgrad.reporting.decision_rule import Result
-from altgrad.reporting.figures import in_report
-from altgrad.reporting.figures.style import Look, framed, legend, looks, panels, spread_axis, tiles
+from altgrad.reporting.figures import Look, framed, in_report, legend, looks, panels, spread_axis, tiles
 from altgrad.reporting.load import DIVERGED, Study
-from altgrad.reporting.optimizer_roles import is_plain_in, is_virtual
-from altgrad.reporting.statistics import interval
+from altgrad.reporting.optimizer_roles import entry_role, is_plain_in
+from altgrad.reporting.statistics import Result, interval
 
 UNTRAINED = 0.2  # share of the steps, at the start, whose high losses do not set the range that is shown
 BEHIND: dict[str, Any] = {"color": "#b0b0b0", "linewidth": 3.2, "zorder": 1}
@@ -69,7 +67,7 @@ def gains(study: Study, comparison: Comparison) -> Figure | None:
 
 
 def _difference(axis: Axes, y: float, result: Result, style: dict[str, Any]) -> None:
-    mean, half = result.difference.mean, result.half_width
+    mean, half = result.difference.mean, result.difference.half_width
     if np.isfinite(half):
         axis.plot([mean - half, mean + half], [y, y], color=style["color"], linewidth=1.2)
     axis.plot(mean, y, **style)
@@ -128,7 +126,7 @@ def loss_curves(study: Study, comparison: Comparison) -> Figure | None:
     means = {run: losses.dropna().mean(axis=1) for run, losses in by_run(finished, loss).items()}
     names, arms = in_order(study.formats, history["format"]), in_order(study.optimizers, history["optimizer"])
     styles = looks(study.optimizers)
-    figure, axes = tiles(len(names), 1.9, sharex=True, sharey=True)
+    figure, axes = tiles(names, 1.9, "optimizer step", metric.labelled(label))
     late = [mean[mean.index >= UNTRAINED * mean.index.max()] for mean in means.values()]
     framed(axes[0], pd.concat(late) if late else lost[loss])
     for axis, name in zip(axes, names, strict=True):
@@ -141,9 +139,6 @@ def loss_curves(study: Study, comparison: Comparison) -> Figure | None:
             _end(axis, lost[(lost["format"] == name) & (lost["optimizer"] == arm)], loss, styles[arm])
         if not any(entry == name for entry, _ in means):
             axis.text(0.5, 0.5, "no run completed", transform=axis.transAxes, ha="center")
-        axis.set_title(name)
-    figure.supxlabel("optimizer step", fontsize="medium")
-    figure.supylabel(metric.labelled(label), fontsize="medium")
     legend(figure, styles, arms, marker="")
     return figure
 
@@ -163,21 +158,19 @@ def loss_differences(study: Study, comparison: Comparison) -> Figure | None:
     optimizer = shown_optimizer(study, comparison)
     losses = {name: losses for (name, arm), losses in by_step(study, comparison).items() if arm == optimizer}
     baseline = losses.pop(study.baseline or "", pd.DataFrame())  # without it nothing is left below
-    names = [name for name in in_order(study.formats, losses) if not is_virtual(study, name)]
+    names = [name for name in in_order(study.formats, losses) if not entry_role(study, name).virtual]
     costs = {name: cost for name in names if len(cost := (losses[name] - baseline).dropna(how="all"))}
     if not costs:
         return None
     styles = looks(study.formats)
-    figure, axes = tiles(len(costs), 1.9, sharex=True, sharey=True)
+    figure, axes = tiles(list(costs), 1.9, "optimizer step")
     for axis, (name, cost) in zip(axes, costs.items(), strict=True):
         axis.axhline(0, color="black", linewidth=0.9)
         axis.plot(cost.index, cost, **styles[name].line(marker="", linewidth=0.7, alpha=0.6, linestyle="-"))
         mean = cost.dropna().mean(axis="columns")
         axis.plot(mean.index, mean, **styles[name].line(markevery=max(1, len(mean) // 8)))
-        axis.set_title(name)
     axes[0].set_ylabel(study.primary.labelled(study.primary.delta))
     spread_axis(axes[0], "y", pd.Series([cost.mean(axis="columns").iloc[-1] for cost in costs.values()]))
-    figure.supxlabel("optimizer step", fontsize="medium")
     return figure
 
 
@@ -217,19 +210,16 @@ def gains_over_run(study: Study, comparison: Comparison) -> Figure | None:
         return None
     names, arms = in_order(study.formats, (run[0] for run in differences)), list(comparison.references)
     styles, shown = looks(study.optimizers), []
-    figure, axes = tiles(len(names), 1.9, sharex=True, sharey=True)
+    figure, axes = tiles(names, 1.9, "optimizer step", study.primary.labelled(study.primary.delta))
     for (name, arm), values in differences.items():
         axis, mean = axes[names.index(name)], values.mean(axis="columns")
         _, low, high = np.array([interval(row) for row in values.to_numpy()]).T  # NaN, undrawn, of one seed
         axis.fill_between(values.index, low, high, color=styles[arm].color, alpha=0.2, linewidth=0)
         axis.plot(values.index, mean, **styles[arm].line(markevery=max(1, len(values) // 8)))
         shown += [*mean, low[-1], high[-1], 0]
-    for axis, name in zip(axes, names, strict=True):
+    for axis in axes:
         axis.axhline(0, color="black", linewidth=0.9)
-        axis.set_title(name)
     framed(axes[0], pd.Series(shown))
-    figure.supxlabel("optimizer step", fontsize="medium")
-    figure.supylabel(study.primary.labelled(study.primary.delta), fontsize="medium")
     legend(figure, styles, in_order(arms, (run[1] for run in differences)))
     return figure
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from altgrad.common.console import STOPS, called
 from altgrad.common.errors import UserError, did_you_mean, run_stage
 from altgrad.common.files import write_text
-from altgrad.reporting.decision_rule import SMALLEST_EFFECT
+from altgrad.reporting.load import PrimaryMetric
 from altgrad.reporting.markdown import NONE, Column, Table, escaped, listed, number, significant, words
-from altgrad.reporting.primary_metric import PrimaryMetric
+from altgrad.reporting.statistics import SMALLEST_EFFECT
 from altgrad.reporting.study.figures import costs, draw_costs, draw_curve, draw_forest
 from altgrad.reporting.study.questions import NATS, Answer, ContrastResult, Question, answered, read_questions
 from altgrad.reporting.study.registered import History, checked

@@ -22,8 +22,8 @@ from matplotlib.axes import Axes
 from altgrad.config.tensor_recipe import BLOCK_FORMATS
 from altgrad.formats import get_format
 from altgrad.formats.clamping import cut_off, right_token
-from altgrad.reporting.decision_rule import SMALLEST_EFFECT
-from altgrad.reporting.figures.style import drawing, panels, save
+from altgrad.reporting.figures import drawing, panels, save
+from altgrad.reporting.statistics import SMALLEST_EFFECT
 from altgrad.reporting.study.questions import NATS, Answer, ContrastResult
 from altgrad.reporting.study.runs import RunTable
 
@@ -51,7 +51,7 @@ def draw_forest(answers: Sequence[Answer], folder: Path) -> str | None:
         (f"{answer.name}  {one.label}" if i == 0 else one.label, one.result)
         for answer in answers
         for i, one in enumerate(answer.comparisons)
-        if one.result is not None and one.unit == NATS and one.result.half_width == one.result.half_width
+        if one.result is not None and one.unit == NATS and one.result.difference.sd > 0
     ]
     if not rows:
         return None
@@ -63,7 +63,7 @@ def draw_forest(answers: Sequence[Answer], folder: Path) -> str | None:
         for y, (_, result) in enumerate(rows):
             mean, look = result.difference.mean, {"marker": "o", "markersize": 4}
             color = (LOW if mean < 0 else HIGH) if result.significant else OPEN
-            axes.errorbar(mean, y, xerr=result.half_width, color=color, linewidth=1.1, **look)
+            axes.errorbar(mean, y, xerr=result.difference.half_width, color=color, linewidth=1.1, **look)
             axes.plot(mean, y, color=color, markerfacecolor=color if result.significant else "white", **look)
         axes.set_yticks(range(len(rows)), [label for label, _ in rows], fontsize=7)
         axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -201,7 +201,7 @@ def _draw_points(axes: Axes, comparisons: Sequence[ContrastResult], side: float,
     for one in comparisons:
         if (result := one.result) is not None:
             axes.errorbar(
-                int(one.label) * side, result.difference.mean, result.half_width, fmt="o", color=colour,
+                int(one.label) * side, result.difference.mean, result.difference.half_width, fmt="o", color=colour,
                 markerfacecolor=colour if result.significant else page, markersize=5, linewidth=1.2,
             )  # fmt: skip
 

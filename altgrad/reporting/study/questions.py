@@ -14,7 +14,7 @@ from altgrad.common.errors import UserError, did_you_mean, sentences
 from altgrad.common.files import read_yaml
 from altgrad.config.base import Settings
 from altgrad.config.params import merged, with_presets
-from altgrad.reporting.decision_rule import NO_EFFECT, NONE_SEEN, SEEDS, UNTESTED, Result, judged
+from altgrad.reporting.statistics import NO_EFFECT, NONE_SEEN, SEEDS, UNTESTED, Result, judged
 from altgrad.reporting.study.runs import MEASURED, RunTable, StudyRun, parsed
 
 LIKE = "like"  # the key for the experiment of the same question whose settings an experiment starts from
@@ -103,7 +103,7 @@ class Question(Settings):
             raise UserError("\n".join(sentences(error, str(path)))) from None
 
     def settings(self, experiment: str) -> dict[str, Any]:
-        """Return what an experiment changes in params.yaml. Raises :class:`UserError` for a wrong ``like``."""
+        """Return an experiment's changes to params.yaml. Raises :class:`UserError` for a wrong ``like``."""
         chain = [experiment]
         while (name := self.runs[chain[-1]].get(LIKE)) is not None:
             if name not in self.runs:

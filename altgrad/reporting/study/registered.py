@@ -41,7 +41,7 @@ class Stated:
 
     @classmethod
     def by(cls, asked: Hypothesis, rule: str) -> Stated:
-        """Return what ``asked`` states, in a question with this ``rule``. Without a contrast, that is its words."""
+        """Return the statement of ``asked``, in a question with this ``rule``. Without a contrast it has the words."""
         comparisons = [(" + ".join(texts), asked.expectation(label)) for label, texts in asked.filled.items()]
         judged = (asked.rate, asked.family, asked.rule or rule)
         return cls(frozenset(comparisons or [(asked.says, None)]), tuple(asked.of), judged)
@@ -139,7 +139,7 @@ class History:
 
     def _is_older(self, commit: str, answer: Answer, runs: RunTable) -> bool | None:
         """Return whether each comparison has a run from ``commit`` or a later one; ``None`` if that is not known."""
-        of_runs = [[runs.commits(run) for run in one.runs] for one in answer.comparisons]
+        of_runs = [[runs.commits[run[:3]] for run in one.runs] for one in answer.comparisons]
         if not of_runs:  # it is answered in words
             of_runs = [[set(runs.of_experiment(*answer.hypothesis.of)["commit"])]]
         known = []
@@ -187,7 +187,7 @@ def _log(folder: Path, *arguments: str) -> Iterable[tuple[str, str]]:
 
 
 def _stated(text: str, renamed: dict[str, str]) -> list[Stated]:
-    """Return what the hypotheses in a question's file state, in today's names; empty if the file cannot be read."""
+    """Return the statements of a question's file, in today's names; empty if the file cannot be read."""
     rule = re.search(r"^rule: (\w+)", text, re.MULTILINE)
     try:
         today = re.sub(r"\w+(-\w+)*", lambda word: renamed.get(word[0], word[0]), text[text.index("\nhypotheses:") :])

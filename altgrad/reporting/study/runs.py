@@ -117,15 +117,9 @@ class RunTable:
         return rates
 
     @cached_property
-    def _commits(self) -> dict[tuple[str, str, str], set[str]]:
-        commits: dict[tuple[str, str, str], set[str]] = defaultdict(set)
-        for *run, commit in self.table[[*StudyRun._fields[:3], "commit"]].itertuples(index=False):
-            commits[tuple(run)].add(commit)
-        return commits
-
-    def commits(self, run: StudyRun) -> set[str]:
-        """Return the commits that a run was trained from."""
-        return self._commits[run[:3]]
+    def commits(self) -> dict[tuple[str, str, str], set[str]]:
+        """The commits that a run was trained from, by experiment, format and optimizer."""
+        return self.table.groupby(KEY[:3])["commit"].agg(set).to_dict()
 
     def run(
         self, experiment: str, fmt: str, optimizer: str, measure: str = TRAINED, *, best_rate: bool = False

@@ -16,9 +16,18 @@ import pytest
 from scipy import stats
 
 from altgrad.config import UserError
-from altgrad.reporting.decision_rule import HIGHER, IDENTICAL, INCONCLUSIVE, LOWER, NO_EFFECT, TOO_FEW, judged
 from altgrad.reporting.markdown import signed
-from altgrad.reporting.statistics import Difference, summarised
+from altgrad.reporting.statistics import (
+    HIGHER,
+    IDENTICAL,
+    INCONCLUSIVE,
+    LOWER,
+    NO_EFFECT,
+    TOO_FEW,
+    Difference,
+    judged,
+    summarised,
+)
 from altgrad.reporting.study.questions import ContrastResult
 from altgrad.reporting.study.runs import RunTable, StudyRun, parsed
 from altgrad.reporting.tables import p_value
@@ -145,7 +154,7 @@ def test_every_estimate_and_interval_is_that_of_the_page(study):
     for row in PRINTED:
         result = judged({0: difference(row["terms"], study)}, 2)[0]
         mean = result.difference.mean
-        half = 0.0 if result.difference.is_zero else result.half_width
+        half = 0.0 if result.difference.is_zero else result.difference.half_width
         digits = len(row["estimate"].split(".")[1])
         ours = [signed(value, digits) for value in (mean, mean - half, mean + half)]
         assert ours == [row["estimate"], row["low"], row["high"]], row

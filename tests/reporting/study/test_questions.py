@@ -13,6 +13,7 @@ import pytest
 
 from altgrad.common.files import read_json, read_yaml, write_json
 from altgrad.config import Resolver, UserError, load_params
+from altgrad.config.params import presets
 from altgrad.reporting.study.__main__ import write_pages
 from altgrad.reporting.study.questions import ContrastResult, Hypothesis, Question, answered
 from altgrad.reporting.study.registered import History
@@ -97,8 +98,9 @@ def test_hypotheses_of_one_family_are_judged_together(tmp_path):
     of_one = {name: hypothesis | {"family": "f"} for name, hypothesis in alone.items()}
     together = write_study(tmp_path / "2", rows(LOSSES), a={"hypotheses": of_one})
     joint = [found.comparisons[0].result for found in answered(Question.read(together / "a.yaml"), runs)]
-    assert [found.alone for found in joint] == [found.alone for found in apart]
-    assert joint[0].adjusted == pytest.approx(2 * apart[0].alone) and apart[0].adjusted == apart[0].alone
+    assert [found.difference for found in joint] == [found.difference for found in apart]
+    alone = apart[0].difference.p_value()
+    assert joint[0].adjusted == pytest.approx(2 * alone) and apart[0].adjusted == alone
 
 
 def test_settings_are_those_of_the_experiment_it_is_like_with_its_own():
@@ -116,6 +118,7 @@ def test_settings_are_those_of_the_experiment_it_is_like_with_its_own():
 def test_every_experiment_of_the_study_resolves_and_has_its_runs(tmp_path, monkeypatch, name):
     """Oracle: the table, which has one row for each run of each grid."""
     monkeypatch.setattr("altgrad.reporting.study.questions.read_yaml", cache(read_yaml))  # it is read into another
+    presets()  # of YAML, and read once
     monkeypatch.setattr("altgrad.config.params.read_yaml", read_json)  # which the file below is as well
     question, runs = Question.read(STUDY / f"{name}.yaml"), RunTable.read(STUDY / "results")
     not_run = [asked for asked in question.hypotheses.values() if asked.status == "not run"]

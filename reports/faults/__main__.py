@@ -13,10 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from altgrad.common.files import write_text
-from altgrad.common.provenance import environment
-from altgrad.common.threads import usable_cores
-from tests.faults import campaign, damages
-from tests.faults.campaign import Bench, Outcome
+from altgrad.common.machine import environment, usable_cores
+from reports.faults import campaign, damages
+from reports.faults.campaign import Bench, Outcome
 
 OUT = Path("reports/faults.md")
 
@@ -31,8 +30,7 @@ def cases(bench: Bench, kills: int, seconds: float, disks: int) -> dict[str, Cal
         found[f"{fault} {place}"] = partial(damages.damaged, bench, fault, place)
     for fault in ("cut", "bit flipped"):
         found[f"{fault} checkpoints"] = partial(damages.damaged_checkpoint, bench, fault)
-        for what in ("loops in C++", "compiled graphs"):
-            found[f"{fault} {what}"] = partial(damages.damaged_compiled, bench, fault, what)
+        found[f"{fault} loops in C++"] = partial(damages.damaged_loops, bench, fault)
     found["worker killed"] = partial(campaign.worker_killed, bench)
     found["two at once"] = partial(campaign.two_at_once, bench)
     if damages.may_mount(bench.folder):
@@ -46,7 +44,7 @@ def cases(bench: Bench, kills: int, seconds: float, disks: int) -> dict[str, Cal
 
 def page(rows: list[Outcome], command: str, folder: str) -> str:
     """Return the table, in which the projects' ``folder`` is the user's."""
-    found = environment("tests.faults", [])
+    found = environment("reports.faults", [])
     bad = [row for row in rows if not row.good]
     lead = (
         f"{len(rows)} faults, {len(bad)} with another outcome than the same bits or one sentence, after one further "
@@ -68,7 +66,7 @@ def page(rows: list[Outcome], command: str, folder: str) -> str:
 
 def main() -> int:
     """Run all cases, several at a time; return 1 if one ended badly."""
-    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m reports.faults", description=__doc__)
     parser.add_argument("--kills", type=int, default=100, help="kills by chance; default: %(default)s")
     parser.add_argument("--disks", type=int, default=20, help="amounts of free space; default: %(default)s")
     parser.add_argument("--jobs", type=int, default=max(1, usable_cores() // 2), help="cases at a time")
@@ -90,7 +88,7 @@ def main() -> int:
                 well = "ok " if row.good else "BAD"
                 print(f"{well} {row.fault}, {row.moment}: {row.stopped} -> {row.outcome}", flush=True)
     if not options.only:
-        write_text(OUT, page(rows, " ".join(["python -m tests.faults", *sys.argv[1:]]), folder))
+        write_text(OUT, page(rows, " ".join(["python -m reports.faults", *sys.argv[1:]]), folder))
     bad = sum(not row.good for row in rows)
     print(f"{len(rows)} faults, {bad} of them with a bad end")
     return int(bad > 0)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.faults.campaign import OWN_CACHE, UGLY, Bench, Outcome, end_children, run, sentences, stop
+from reports.faults.campaign import OWN_CACHE, UGLY, Bench, Outcome, end_children, run, sentences, stop
 from tests.pipeline.conftest import Project
 
 RUN = "data/runs/E4M3-adamw-0-1"
@@ -133,19 +133,15 @@ def damaged_checkpoint(bench: Bench, fault: str) -> Outcome:
     return bench.after(project, fault, place, "", bool(checkpoints), or_sentence=True)
 
 
-def damaged_compiled(bench: Bench, fault: str, what: str) -> Outcome:
-    """Damage what was compiled, and train anew: ``what`` is "loops in C++" or "compiled graphs"."""
-    graphs = what == "compiled graphs"
+def damaged_loops(bench: Bench, fault: str) -> Outcome:
+    """Damage the compiled loops in C++, and train anew."""
     project = bench.copy(bench.compiled.folder)
-    files = [
-        path for path in (project.folder / OWN_CACHE["ALTGRAD_COMPILE_CACHE"]).rglob("*")
-        if path.is_file() and (path.suffix == ".so" or (graphs and "fxgraph" in path.parts))
-        and ("altgrad" in path.parts) != graphs
-    ]  # fmt: skip
+    cache = project.folder / OWN_CACHE["ALTGRAD_COMPILE_CACHE"]
+    files = [path for path in cache.rglob("*.so") if path.is_file() and "altgrad" in path.parts]
     for path in files:
         DAMAGE[fault](path)
     _without(project.folder, ".dvc/cache", "data/runs", "dvc.lock")
-    return bench.after(project, fault, f"{len(files)} files of {what}", "", bool(files), compiled=True)
+    return bench.after(project, fault, f"{len(files)} files of loops in C++", "", bool(files), compiled=True)
 
 
 def _mount(*arguments: str) -> int:

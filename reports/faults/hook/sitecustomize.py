@@ -1,4 +1,4 @@
-# ruff: noqa: INP001 - a folder of PYTHONPATH, and no package
+# ruff: noqa: INP001, ANN001, ANN002, ANN003, ANN201, ANN202 - a folder of PYTHONPATH, and no package
 """What every Python process of a command under test runs first: it stops the command at the moment that FAULT names.
 
 A moment is a pattern of paths. The first process to rename a file onto a path that matches sends the command the

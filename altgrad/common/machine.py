@@ -1,4 +1,4 @@
-"""The cores and the processor of this process, and two settings that must be made before torch is loaded.
+"""The machine: its cores and processor, the record of it beside a result, and settings made before torch is loaded.
 
 The settings say how idle threads wait and whether freed memory is kept. They change the time of a training step and
 nothing else. With torch 2.13 on two cores the compiled bf16 step of the ``nano`` model took 78 instead of 94 ms.
@@ -9,7 +9,11 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 GPU_SHARE = "ALTGRAD_GPU_SHARE"  # environment variable: the share of a GPU's memory that this process may use
 
@@ -39,6 +43,37 @@ def processor_line(*fields: str) -> str:
 def processor_name() -> str:
     """Return the processor's name, or its architecture where the system does not give the name."""
     return processor_line("model name").split(":", 1)[-1].strip()
+
+
+def environment(module: str, arguments: Sequence[str] | None) -> dict[str, Any]:
+    """Return, by name, the command, commit (None without git), versions, processor, threads and the machine's load.
+
+    Args:
+        module: the module that was run with ``python -m``.
+        arguments: the module's arguments; None: the arguments of this process.
+    """
+    import torch  # slow to load, and most commands do not need it
+
+    return {
+        "command": " ".join(["python -m", module, *(sys.argv[1:] if arguments is None else arguments)]),
+        "commit": _git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(_git("status", "--porcelain", "--", ".")),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "processor": processor_name(),
+        "vector_instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        folder = Path(__file__).parents[1]  # the whole package
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def settle_process() -> None:

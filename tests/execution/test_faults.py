@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import campaign, damages
-from tests.faults.campaign import Bench
-from tests.pipeline.conftest import finished, planned  # noqa: F401 - fixtures
+from reports.faults import campaign, damages
+from reports.faults.campaign import Bench
 
-# SIGKILL is in tests/execution/test_cells.py.
+# SIGKILL is in test_cells.py.
 SHORT = [("writing dvc.lock", signal.SIGINT), ("reporting", signal.SIGTERM)]
 
 
 @pytest.fixture(scope="module")
-def bench(finished: Path, planned: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:  # noqa: F811
+def bench(finished: Path, planned: Path, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(tmp_path_factory.mktemp("faults") / "bench", finished, planned)
 
 
@@ -30,7 +29,7 @@ def test_a_stop_ends_in_one_sentence_and_the_next_command_in_the_same_bits(bench
     assert found.good and found.outcome == "same bits", found
 
 
-# What becomes of a damaged dvc.lock or rwlock is in tests/execution/test_dvc_files.py too, every day.
+# What becomes of a damaged dvc.lock or rwlock is in test_dvc_files.py too, every day.
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "place"), damages.DAMAGES)
 def test_every_damage_ends_in_the_same_bits_or_one_sentence(bench: Bench, fault, place):
