@@ -27,8 +27,8 @@ from altgrad.common.files import replacing, write_rows
 from altgrad.config.tasks import HISTORY
 from altgrad.model import embedded_weights, layer_recipe, linear_layers, unquantize_model
 from altgrad.model.layers import is_transposed, quantizer_of
-from altgrad.optim.code_weights import plain
 from altgrad.optim.loading import HELD
+from altgrad.optim.weight_grid import plain
 from altgrad.training.monitor import Measurement
 
 
