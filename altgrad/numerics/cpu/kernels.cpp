@@ -58,7 +58,7 @@ void round_parts(const Tensor& from, Tensor& values, const Grid& grid, const Sca
 }
 
 // Writes the operand of x to `values`, which may be x, and returns its scales. histories: what sets the scale, or
-// empty. learns: which amax a history stores. streams: random numbers, from place `first` on; empty to round to nearest.
+// empty. learns: which amax a history stores. streams: random numbers from place `first` on; empty to round to nearest.
 //
 // The operators take numbers, tensors and lists of them: torch 2.13 leaks a string or an optional tensor at each call
 // of a stable operator.
