@@ -9,14 +9,13 @@ from altgrad.common.fingerprint import project_root
 
 def main() -> None:
     """Build the loops of all packages in the cache that training uses, in the order in which a step needs them."""
-    from altgrad.numerics import loops, sums
+    from altgrad.numerics import loops
     from altgrad.optim import update_cpu
     from altgrad.training import machine
 
     machine.use_compile_cache(machine.compile_cache(project_root()))
     loops.available()
     loops.load(update_cpu.SOURCE, definitions=update_cpu.DEFINITIONS)
-    loops.load(sums.SOURCE, definitions=sums.DEFINITIONS)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from altgrad.benchmark.timing import in_turn, ratio, seconds
-from altgrad.numerics import format_constants, quantize_operands, scale_rule
+from altgrad.numerics import format_constants, quantize_operand, scale_rule
 from altgrad.numerics.compile_utils import compile_apart
 from altgrad.numerics.gpu_launch import takes_kernels
 from altgrad.numerics.ms_eden import random_signs, rotated_ms_eden
+from altgrad.numerics.operand import quantize_by_operator
 from altgrad.numerics.operand_definition import PACKED, block_code, quantize_by_tensors
-from altgrad.numerics.operators import quantize_by_operator
 
 CALLS = 10
 COPY = "copy"
@@ -70,11 +70,11 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[OperandMaker]:
         options |= {"dtype": dtype} | settings
         constants = format_constants(fmt, device, scale_format=options["scale_format"])
         rule = scale_rule(options["scale_format"], "rceil", options["granularity"])
-        code, draws = block_code(options["granularity"], options["block"]), [stream] if stochastic else []
-        arguments = (constants, None, code, options["dim"], rule, options["dtype"], stream if stochastic else None, 0)
+        code, draws = block_code(options["granularity"], options["block"]), stream if stochastic else None
+        arguments = (constants, None, code, options["dim"], rule, options["dtype"], draws, 0)
 
         def operand(x: Tensor) -> tuple[Tensor | None, ...]:
-            return by(x, *arguments) if by else quantize_operands([x], [constants], [], draws, **options)[0]
+            return by(x, *arguments) if by else quantize_operand(x, constants, None, draws, **options)
 
         run = operand if by is by_kernels else compile_apart(operand, dynamic=False)
         return OperandMaker(f"{fmt}, {what}", run, 0.5 if options["dtype"] == PACKED else options["dtype"].itemsize)

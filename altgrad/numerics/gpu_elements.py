@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from altgrad.numerics import constants as packed
-from altgrad.numerics import philox as numbers
+from altgrad.numerics import rounding as numbers
 
 MAX, ULPS, SPACING = tl.constexpr(packed.MAX), tl.constexpr(packed.ULPS), tl.constexpr(packed.SPACING)
 ROOT, ZERO = tl.constexpr(packed.ROOT), tl.constexpr(packed.ZERO)
@@ -178,7 +178,7 @@ def spacing_at(magnitude, grid):
 
 @triton.jit
 def philox(block, stream):
-    """Return the four words of `philox.philox` for a block of a stream, uint32."""
+    """Return the four words of `rounding.philox` for a block of a stream, uint32."""
     seed = tl.load(stream).to(tl.uint32)
     c0, c1, c2, c3 = block.to(tl.uint32), tl.load(stream + 2).to(tl.uint32), tl.load(stream + 1).to(tl.uint32), seed
     for i in tl.static_range(ROUNDS):
@@ -191,13 +191,13 @@ def philox(block, stream):
 
 @triton.jit
 def uniform(word):
-    """Return the float32 in (0, 1) that `philox.uniform` makes of a uint32 word."""
+    """Return the float32 in (0, 1) that `rounding.uniform` makes of a uint32 word."""
     return ((word >> (32 - BITS)) * 2 + 1).to(tl.float32) * 2.0 ** -(BITS + 1)
 
 
 @triton.jit
 def uniform_at(place, stream):
-    """Return `philox.uniform` at each ``place``. It uses one of the four words that it computes for a block."""
+    """Return `rounding.uniform` at each ``place``. It uses one of the four words that it computes for a block."""
     block = (place // (4 * LANES)) * LANES + place % LANES
     c0, c1, c2, c3 = philox(block, stream)
     word = (place // LANES) % 4
@@ -206,7 +206,7 @@ def uniform_at(place, stream):
 
 @triton.jit
 def uniform_rows(place, stream, COUNT: tl.constexpr):
-    """Return `philox.uniform` at COUNT places from each ``place`` (rows, 1) on, both multiples of 64: (rows, COUNT)."""
+    """Return `uniform` at COUNT places from each ``place`` (rows, 1) on, both multiples of 64: (rows, COUNT)."""
     c0, c1, c2, c3 = philox(place // 4 + tl.arange(0, COUNT // 4)[None, :], stream)
     ROWS: tl.constexpr = c0.shape[0]
     SHAPE: tl.constexpr = (ROWS, COUNT // (4 * LANES), LANES)

@@ -27,7 +27,7 @@ from altgrad.numerics.operand_definition import (
     rotate_by_tensors,
     scale_shape,
 )
-from altgrad.numerics.philox import LANES
+from altgrad.numerics.rounding import LANES
 
 DEVICE = "cuda"
 DTYPES = {torch.float32, torch.bfloat16}

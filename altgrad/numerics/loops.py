@@ -1,7 +1,7 @@
 """Build and load the C++ loops for CPUs, of this package and of other packages.
 
 A library is compiled once per machine, by the compiler that `torch.compile` needs too. On one core of an AMD EPYC
-`kernels.cpp` and `block_scales.cpp` take 12 and 14 s, the other sources 7 s each. The library goes where
+`kernels.cpp` and `block_scales.cpp` take 12 and 14 s, `update_cpu.cpp` 7 s. The library goes where
 `torch.compile` keeps its kernels: ``TORCHINDUCTOR_CACHE_DIR``, else the user's cache. A source uses torch's stable C++
 interface alone, so no part of torch is compiled along. Each source includes ``definitions.h``, which this module
 generates from Python's constants.
@@ -29,7 +29,7 @@ from types import ModuleType
 import torch
 
 from altgrad.common.machine import processor_line
-from altgrad.numerics import constants, philox
+from altgrad.numerics import constants, rounding
 from altgrad.numerics.compile_utils import constant_in_graphs
 
 HEADERS = Path(__file__).with_name("cpu")
@@ -76,9 +76,9 @@ NUMERICS = "".join([
     enumeration("learns", constants.LEARNS),
     enumeration("scale_rule", (*constants.SCALE_RULES, "two_level", "four_over_six")),  # the last: TWO_LEVEL and on
     of_module("codes", constants, "NAN_CODE"),
-    of_module("philox", philox, "BITS LANES ROUNDS"),
-    numbers("philox", {f"multiplier{i}": value for i, value in enumerate(philox.MULTIPLIERS)}),
-    numbers("philox", {f"weyl{i}": value for i, value in enumerate(philox.WEYL)}),
+    of_module("philox", rounding, "BITS LANES ROUNDS"),
+    numbers("philox", {f"multiplier{i}": value for i, value in enumerate(rounding.MULTIPLIERS)}),
+    numbers("philox", {f"weyl{i}": value for i, value in enumerate(rounding.WEYL)}),
 ])  # fmt: skip
 
 

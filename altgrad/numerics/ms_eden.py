@@ -32,11 +32,9 @@ from torch import Tensor
 from altgrad.numerics import gpu_launch as launch
 from altgrad.numerics.compile_utils import materialized
 from altgrad.numerics.constants import TARGET, scale_constants
-from altgrad.numerics.operand import rotate_rows
+from altgrad.numerics.operand import has_loops, rotate_rows
 from altgrad.numerics.operand_definition import filled_up
-from altgrad.numerics.operators import has_loops
-from altgrad.numerics.philox import uniform, words
-from altgrad.numerics.rounding import round_to_grid, round_to_grid_stochastic
+from altgrad.numerics.rounding import round_to_grid, round_to_grid_stochastic, uniform, words
 from altgrad.numerics.scaling import amax, broadcast_scale
 from altgrad.numerics.two_level import block_scales, element_scale, power_below, sums_of_blocks, tensor_scale
 
@@ -74,7 +72,7 @@ def ms_eden_pair(
         a: (n, m), float32 or bfloat16.
         b: (n, k), float32 or bfloat16.
         constants: the formats of the elements and of the block scales, from `format_constants`.
-        stream: random numbers, int64 (3,), as `philox.uniform` takes them.
+        stream: random numbers, int64 (3,), as `uniform` takes them.
         product: 0 or 1: which of the stream's rotations to use.
         block: elements per scale, a divisor of 128.
         dtype: dtype of the values, which must hold every product of a value and a scale.

@@ -1,40 +1,44 @@
 """Operands of quantized matrix products: tensors rounded to a format under scales.
 
-`quantize_operands` is what a training step does with every weight, input and gradient. `operand_definition` defines it
+`quantize_operand` is what a training step does with every weight, input and gradient. `operand_definition` defines it
 in tensor operations. A GPU has Triton kernels that do the same in one pass or two (`gpu_launch`). A CPU has C++ loops:
 amax, scale and rounding together take 0.06 ns per element, where compiled tensor operations take 0.3 ns for rounding
 alone. Loops can overwrite their input, so no second buffer needs the cache: in a step of `nano`, the head's gradient
-takes 0.6 ms instead of 4.6. One call takes several tensors, since a call costs as much as 50 thousand elements. Loops
-also update amax histories, which would otherwise take dozens of small kernels.
+takes 0.6 ms instead of 4.6. Loops also update amax histories, which would otherwise take dozens of small kernels.
 
 `encode_operand` and `decode_operand` keep an operand between the forward and the backward pass in one byte per element.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from altgrad.numerics import loops
 from altgrad.numerics.compile_utils import materialized, sent
-from altgrad.numerics.constants import HADAMARD_SIGNS, TWO_LEVEL
-from altgrad.numerics.gpu_launch import takes_kernels
+from altgrad.numerics.constants import HADAMARD_SIGNS, LEARNS, TWO_LEVEL, scale_constants
+from altgrad.numerics.gpu_launch import quantize_on_gpu, takes_kernels
 from altgrad.numerics.operand_definition import (
+    FLOAT8,
     ONE_SCALE,
     PACKED,
     ROWS,
     block_code,
+    block_shape,
     decode_by_tensors,
     encode_by_tensors,
+    filled_up,
     has_codes,
     has_scale,
     learn,
+    packed_shape,
     quantize_by_tensors,
     rotate_by_tensors,
+    scale_shape,
 )
-from altgrad.numerics.operators import has_loops, quantize_by_operator, quantize_by_operators
 from altgrad.numerics.scaling import amax, amax_from_history, scale_rule, scaling_amax
 
 
@@ -53,11 +57,11 @@ class Packed(NamedTuple):
     blocks: Tensor
 
 
-def quantize_operands(
-    xs: Sequence[Tensor],
-    constants: Sequence[Tensor],
-    histories: Sequence[Tensor] = (),
-    streams: Sequence[Tensor] = (),
+def quantize_operand(
+    x: Tensor,
+    constants: Tensor,
+    history: Tensor | None = None,
+    stream: Tensor | None = None,
     *,
     method: str = "max",
     learns: str = "nothing",
@@ -71,23 +75,23 @@ def quantize_operands(
     first: int = 0,
     in_memory: bool = False,
     rotate: bool = False,
-) -> list[Quantized]:
-    """Quantize tensors for a matrix product that sums over ``dim``: return ``round(x * scale)`` and ``scale`` of each.
+) -> Quantized | Packed:
+    """Quantize a tensor for a matrix product that sums over ``dim``: return ``round(x * scale)`` and ``scale``.
 
-    No gradient flows; `quantize_operand` has a gradient.
+    No gradient flows; `quantize` with `operand_scale` has a gradient.
 
     Args:
-        xs: each (n, k), float tensors on one device; float64 is rounded to float32 first.
-        constants: the format of each, from `format_constants`; ``dtype`` must hold its values.
-        histories: amax of earlier steps for each tensor, float32 (length, ...), newest first, 0 for a step that has not
-            happened. A history sets the one scale of the tensor, the tensor's scale of two levels, or the scales of
-            rows (entries shaped as `amax` returns them). The tensor's own amax sets the scale if the history is all 0
-            or ``histories`` is empty. An own amax of Inf or NaN always does, which makes all values NaN.
-        streams: random numbers for each tensor, int64 (3,), as `philox.uniform` takes them, for stochastic rounding.
-            Empty: values are rounded to nearest even.
+        x: float (n, k); float64 is rounded to float32 first.
+        constants: the format, from `format_constants`; ``dtype`` must hold its values.
+        history: amax of earlier steps, float32 (length, ...), newest first, 0 for a step that has not happened. It
+            sets the one scale of the tensor, the tensor's scale of two levels, or the scales of rows (entries shaped as
+            `amax` returns them). The tensor's own amax sets the scale if the history is all 0 or None. An own amax of
+            Inf or NaN always does, which makes all values NaN.
+        stream: random numbers, int64 (3,), as `uniform` takes them, for stochastic rounding. None: values are
+            rounded to nearest even.
         method: ``max`` or ``most-recent``, as in `amax_from_history`.
         learns: which amax of its tensor a history stores, in place: ``nothing``, the one of ``each`` step, or only the
-            ``first``. A history never stores Inf or NaN. Only for tensors with one scale.
+            ``first``. A history never stores Inf or NaN. Only for a tensor with one scale.
         granularity: ``tensor``, ``row`` (a scale per index outside the sum), ``block`` (one per ``block`` neighbours
             along the sum) or ``tile`` (one per ``block`` x ``block`` elements, the same for either ``dim``).
             Values of blocks and tiles are divided by their scale again: exactly if it is ``E8M0``, with one more
@@ -101,86 +105,54 @@ def quantize_operands(
         scale_rounding: how to round to a power of two, as in `compute_scale`; ``4/6`` for two levels.
         dtype: dtype of the values. float8 for E4M3 and E5M2; a kernel stores it by columns if ``dim`` is 0.
             float4_e2m1fn_x2 for E2M1 with two-level scales in E4M3, blocks or tiles of 16.
-        overwrite: write the values over ``x`` if it is the only tensor and has their dtype. Without loops or kernels
-            ``x`` stays as it is.
-        first: place of a tensor's first element in its stream; not 0 for a part of a tensor.
-        in_memory: True if the tensors are inputs of a compiled graph, such as weights: the graph does not store them.
-        rotate: first rotate each tensor as `rotate_rows` does.
+        overwrite: write the values over ``x`` if it has their dtype. Without loops or kernels ``x`` stays as it is.
+        first: place of the tensor's first element in its stream; not 0 for a part of a tensor.
+        in_memory: True if ``x`` is an input of a compiled graph, such as a weight: the graph does not store it.
+        rotate: first rotate the tensor as `rotate_rows` does.
 
     Returns:
-        For each tensor ``values`` (n, k), with rows filled up to a multiple of 16 if rotated, and ``scale`` float32:
+        ``values`` (n, k), with rows filled up to a multiple of 16 if rotated, and ``scale`` float32:
         0-d, (n, 1) or (1, k). For blocks and tiles of one level ``scale`` is None, or in float8 one per block, shaped
         as `amax` returns them. In float4_e2m1fn_x2 the result is a `Packed`: ``values`` are uint8 (n, k / 2) or
         (n / 2, k). A byte has two neighbours along the sum, the first in its lower bits. Values are filled up to whole
         blocks, and lie by columns in memory if ``dim`` is 0. ``blocks`` are E4M3 codes as uint8, one per block.
     """
-    xs = list(map(_read_by_loops, xs))
+    if x.dtype not in (torch.float32, torch.bfloat16):  # which loops and kernels read
+        x = x.float()
     block = block_code(granularity, block)
     rule = scale_rule(scale_format, scale_rounding, granularity)
-    by_kernels = all(takes_kernels(x, dtype, block, len(streams) > 0) for x in xs)
+    by_kernels = takes_kernels(x, dtype, block, stream is not None)
     if rotate and not by_kernels:
-        xs, rotate, overwrite = list(map(rotate_rows, xs)), False, True
+        x, rotate, overwrite = rotate_rows(x), False, True
     codes = has_codes(block, dtype)
     # Loops and tensor operations make bfloat16, cast to float8 at the end, unless block scales are returned beside it.
     made_in = torch.bfloat16 if dtype.itemsize == 1 and not (by_kernels or codes) else dtype
-    how: dict[str, Any] = {"block": block, "dim": dim, "rule": rule, "dtype": made_in, "first": first}
-    rows_by_history = len(histories) > 0 and block == ROWS
-    if all(map(has_loops, xs)) and not (rows_by_history or codes):  # loops support neither
+    how: dict[str, Any] = {"block": block, "dim": dim, "rule": rule, "dtype": made_in, "first": first, "stream": stream}
+    rows_by_history = history is not None and block == ROWS
+    found: tuple[Tensor, ...]
+    if has_loops(x) and not (rows_by_history or codes):  # loops support neither
         how |= {"method": method, "learns": learns, "overwrite": overwrite}
-        operands: list[tuple[Tensor, ...]] = [*quantize_by_operators(xs, constants, histories, streams, **how)]
+        found = quantize_by_operator(x, constants, history, **how)
     else:
-        operands = []
         # In a graph the compiler finds the amax while it makes the tensor, which saves a kernel that reads the tensor.
         one_amax = rule >= TWO_LEVEL or block == ONE_SCALE
-        finds = by_kernels and one_amax and not (rotate or in_memory or histories) and torch.compiler.is_compiling()
-        for i, x in enumerate(xs):
-            stored = x if in_memory or (by_kernels and not finds) else materialized(x)
-            stream = streams[i] if streams else None
-            remembered = amax_from_history(histories[i], method) if histories else None
-            largest = amax(stored) if finds or (histories and (by_kernels or learns != "nothing")) else None
-            if by_kernels:
-                known = remembered if largest is None else scaling_amax(remembered, largest)
-                signs = signs_on(x.device) if rotate else None
-                more = {"stream": stream, "overwrite": overwrite, "signs": signs}
-                operands.append(quantize_by_operator(stored, constants[i], known, **how | more))
-            else:
-                operands.append(quantize_by_tensors(stored, constants[i], remembered, stream=stream, **how))
-            if histories and largest is not None:
-                learn(histories[i], largest, learns)
+        plain = not (rotate or in_memory or history is not None)
+        finds = by_kernels and one_amax and plain and torch.compiler.is_compiling()
+        stored = x if in_memory or (by_kernels and not finds) else materialized(x)
+        remembered = None if history is None else amax_from_history(history, method)
+        largest = amax(stored) if finds or (history is not None and (by_kernels or learns != "nothing")) else None
+        if by_kernels:
+            known = remembered if largest is None else scaling_amax(remembered, largest)
+            how |= {"overwrite": overwrite, "signs": signs_on(x.device) if rotate else None}
+            found = quantize_by_operator(stored, constants, known, **how)
+        else:
+            found = quantize_by_tensors(stored, constants, remembered, **how)
+        if history is not None and largest is not None:
+            learn(history, largest, learns)
     if dtype == PACKED:
-        return [Packed(*each) for each in operands]  # type: ignore[misc] # a pair to all others
-    scaled = has_scale(block, rule, dtype)
-    return [Quantized(values.to(dtype), scale if scaled else None) for values, scale, *_ in operands]
-
-
-def quantize_operand(
-    x: Tensor,
-    constants: Tensor,
-    remembered: Tensor | None = None,
-    *,
-    granularity: str = "tensor",
-    block: int = 32,
-    dim: int = 1,
-    scale_format: str = "float32",
-    scale_rounding: str = "rceil",
-    dtype: torch.dtype = torch.bfloat16,
-) -> Quantized:
-    """Return the operand of ``x`` (n, k) as `quantize_operands` does, with a gradient.
-
-    The gradient is that of ``x * scale`` with a constant scale: the straight-through estimator. ``remembered`` (0-d
-    float32) is the amax that sets the tensor's one scale; if it is 0 or None the amax of ``x`` sets it.
-    """
-    x = _read_by_loops(x)
-    block = block_code(granularity, block)
-    rule = scale_rule(scale_format, scale_rounding, granularity)
-    remembered = x.new_zeros((), dtype=torch.float32) if remembered is None else remembered
-    values, scale = torch.ops.altgrad.quantize_operand(x, constants, remembered, block, dim, rule, dtype)
-    return Quantized(values, scale if has_scale(block, rule) else None)
-
-
-def _read_by_loops(x: Tensor) -> Tensor:
-    """Return ``x`` as it is if float32 or bfloat16, which loops and kernels read, else as float32."""
-    return x if x.dtype in (torch.float32, torch.bfloat16) else x.float()
+        return Packed(*found)
+    values, scale, *_ = found
+    return Quantized(values.to(dtype), scale if has_scale(block, rule, dtype) else None)
 
 
 def rotate_rows(x: Tensor, signs: Tensor | None = None) -> Tensor:
@@ -210,7 +182,7 @@ def signs_on(device: torch.device) -> Tensor:
 
 
 def owned(x: Tensor) -> tuple[Tensor, bool]:
-    """Return (tensor, overwrite) for `quantize_operands`: (copy of ``x``, True) in a graph with loops, else (x, False).
+    """Return (tensor, overwrite) for `quantize_operand`: (copy of ``x``, True) in a graph with loops, else (x, False).
 
     The copy costs nothing if ``x`` has no other reader: the operation that makes ``x`` then writes the copy instead.
     """
@@ -233,3 +205,103 @@ def decode_operand(codes: Tensor, constants: Tensor, dtype: torch.dtype = torch.
     """Return the values of codes from `encode_operand`, in ``dtype``."""
     decode = torch.ops.altgrad.decode_operand if has_loops(codes) else decode_by_tensors
     return decode(codes, constants, dtype)
+
+
+# --- the operators ----------------------------------------------------------------------------------------------------
+# On a CPU they are C++ loops (`cpu/kernels.cpp`), on a GPU Triton kernels (`gpu_launch`); torch's dispatcher chooses by
+# device. Arguments are numbers, tensors and lists of tensors alone: torch 2.13 leaks a string or an optional tensor at
+# each call of a stable operator. So granularity and block are one number, a `block_code`, and optional tensors are
+# lists: ``histories`` and ``streams`` are empty or have one entry.
+
+_HOW = (
+    "Tensor constants, Tensor(c!)[] histories, Tensor[] streams, int first, bool newest, int learns, int block, "
+    "int dim, int rule"
+)
+SCHEMAS = {
+    "quantize_into": f"(Tensor x, Tensor(a!) values, {_HOW}) -> Tensor",
+    "quantize_in_place": f"(Tensor(a!) values, {_HOW}) -> Tensor",
+    "rotate_and_quantize_into": f"(Tensor x, Tensor signs, Tensor(a!) values, Tensor(b!) blocks, {_HOW}) -> Tensor",
+    "ms_eden_into": "(Tensor x, Tensor(a!) values, Tensor constants, Tensor stream, int first, int block, float clip, "
+    "float room) -> Tensor",
+    "rotated_ms_eden_into": "(Tensor x, Tensor over, Tensor signs, Tensor(a!) values, Tensor constants, Tensor stream, "
+    "int first, int block) -> Tensor",
+    "rotate_rows": "(Tensor x, Tensor signs) -> Tensor",
+    "random_signs": "(Tensor stream, int first, int count) -> Tensor",
+    "encode_operand": "(Tensor values, Tensor constants) -> Tensor",
+    "decode_operand": "(Tensor codes, Tensor constants, ScalarType dtype) -> Tensor",
+}
+for _name, _schema in SCHEMAS.items():
+    torch.library.define(f"altgrad::{_name}", _schema)
+
+
+def has_loops(t: Tensor) -> bool:
+    """Whether C++ loops exist for the device of ``t``; builds and loads them the first time."""
+    return t.device.type == "cpu" and loops.available()
+
+
+def quantize_by_operator(
+    x: Tensor, constants: Tensor, history: Tensor | None, block: int, dim: int, rule: int, dtype: torch.dtype,
+    stream: Tensor | None = None, first: int = 0, overwrite: bool = False, signs: Tensor | None = None,
+    method: str = "most-recent", learns: str = "nothing",
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Return the result of `quantize_by_tensors`, from an operator.
+
+    ``history`` sets the scale and ``overwrite`` chooses the place of the values, as in `quantize_operand`. On a GPU
+    ``history`` is the amax that sets the scale, even if the amax of ``x`` is not finite, and is not updated. There
+    ``signs`` rotate ``x`` first; None: no rotation.
+    """
+    if rule >= TWO_LEVEL:
+        scale_constants(constants)  # raises where they are missing
+    histories, streams = ([] if t is None else [t] for t in (history, stream))
+    how = (histories, streams, first, method == "most-recent", LEARNS.index(learns), block, dim, rule)
+    operators = torch.ops.altgrad
+    if signs is None and dtype != PACKED:
+        if overwrite and x.dtype == dtype and x.is_contiguous():
+            return x, operators.quantize_in_place(x, constants, *how)
+        # A product that sums over rows wants float8 by columns in memory.
+        by_columns = dim == 0 and dtype in FLOAT8.values()
+        values = x.new_empty(x.shape[::-1], dtype=dtype).t() if by_columns else x.new_empty(x.shape, dtype=dtype)
+        return values, operators.quantize_into(x, values, constants, *how)
+    n, k = x.shape if signs is None else (filled_up(x.shape[0], signs.shape[0]), x.shape[1])
+    blocks = x.new_empty(block_shape(n, k, block, dim) if dtype == PACKED else 0, dtype=torch.uint8)
+    if dtype == PACKED:
+        rows, columns = packed_shape(n, k, dim)
+        values = x.new_empty((rows, columns) if dim != 0 else (columns, rows), dtype=torch.uint8)
+        values = values if dim != 0 else values.t()
+    else:
+        values = x.new_empty((n, k), dtype=dtype)
+    signs = x.new_empty(0) if signs is None else signs
+    scale = operators.rotate_and_quantize_into(x, signs, values, blocks, constants, *how)
+    return (values, scale, blocks) if dtype == PACKED else (values, scale)
+
+
+for _name, _function in (("encode_operand", encode_by_tensors), ("decode_operand", decode_by_tensors)):
+    torch.library.impl(f"altgrad::{_name}", "CompositeExplicitAutograd")(_function)
+ON_GPU: dict[str, Callable[..., Tensor]] = {
+    "quantize_into": lambda x, values, *rest: quantize_on_gpu(x, None, values, None, *rest),
+    "quantize_in_place": lambda values, *rest: quantize_on_gpu(values, None, values, None, *rest),
+    "rotate_and_quantize_into": quantize_on_gpu,
+}
+for _name, _on_gpu in ON_GPU.items():
+    torch.library.impl(f"altgrad::{_name}", "CUDA")(_on_gpu)
+
+
+def _new_scale(values: Tensor, block: int, dim: int, rule: int) -> Tensor:
+    return values.new_empty(scale_shape(values, block, dim, rule, values.dtype), dtype=torch.float32)
+
+
+_RESULTS: dict[str, Callable[..., Any]] = {  # as the compiler sees them
+    "quantize_into": lambda x, values, *rest: _new_scale(values, *rest[-3:]),
+    "quantize_in_place": lambda values, *rest: _new_scale(values, *rest[-3:]),
+    "rotate_and_quantize_into": lambda x, signs, values, *rest: _new_scale(values, *rest[-3:]),
+    "ms_eden_into": lambda x, *rest: x.new_empty((), dtype=torch.float32),
+    "rotated_ms_eden_into": lambda x, *rest: x.new_empty((), dtype=torch.float32),
+    "rotate_rows": lambda x, signs: x.new_empty(
+        (filled_up(x.shape[0], signs.shape[0]), x.shape[1]), dtype=torch.float32
+    ),
+    "random_signs": lambda stream, first, count: stream.new_empty(count, dtype=torch.float32),
+    "encode_operand": lambda values, constants: values.new_empty(values.shape, dtype=torch.uint8),
+    "decode_operand": lambda codes, constants, dtype: codes.new_empty(codes.shape, dtype=dtype),
+}
+for _name, _result in _RESULTS.items():
+    torch.library.register_fake(f"altgrad::{_name}", _result)

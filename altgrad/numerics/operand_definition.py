@@ -12,8 +12,7 @@ from torch import Tensor
 
 from altgrad.numerics.compile_utils import materialized
 from altgrad.numerics.constants import FLOAT32_RULE, NAN_CODE, SPACING, TWO_LEVEL, ULPS
-from altgrad.numerics.philox import uniform
-from altgrad.numerics.rounding import round_to_grid, round_to_grid_stochastic
+from altgrad.numerics.rounding import round_to_grid, round_to_grid_stochastic, uniform
 from altgrad.numerics.scaling import amax, scale_by_constants, scale_rule, scaling_amax, update_amax_history
 from altgrad.numerics.two_level import element_scale, per_element, scales_of_both_levels
 
@@ -172,7 +171,7 @@ def rotate_by_tensors(x: Tensor, signs: Tensor) -> Tensor:
 
 
 def learn(history: Tensor, largest: Tensor, learns: str) -> None:
-    """Store ``largest`` in ``history``, in place, as ``learns`` of `quantize_operands` says."""
+    """Store ``largest`` in ``history``, in place, as ``learns`` of `quantize_operand` says."""
     history = history.data  # if a layer is called twice, the backward pass of its second call stores first
     if learns == "each":
         history.copy_(update_amax_history(history, largest))

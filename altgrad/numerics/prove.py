@@ -74,7 +74,7 @@ def rounder(fmt: Format, mode: str, overflow: str, path: str, device: torch.devi
         return lambda x: quantize(x, fmt, rounding=mode, overflow=overflow)
     if path == "kernels":
         packed = format_constants(fmt, device)
-        one = packed[TARGET].clone()  # amax = scaling target, so the scale is 1
+        one = packed[TARGET].reshape(1)  # amax = scaling target, so the scale is 1
 
         def by_kernels(x: Tensor) -> Tensor:
             # One Inf or NaN makes a whole operand NaN, so `round_to_grid` rounds elements that are not finite.

@@ -1,4 +1,4 @@
-"""The definition of rounding and codes again, one number at a time, in exact fractions.
+"""The definition of rounding again, one number at a time, in exact fractions.
 
 Slow on purpose and meant to be believed by reading: all values of a format are listed from the definition of a code's
 value, and a number is rounded by looking at the two values that it lies between. Tests compare the vectorised functions
@@ -94,39 +94,3 @@ def _rounded_code(
     if rest == Fraction(1, 2):
         return lower + 1 if rounding == "nearest-away" else lower + lower % 2
     return lower + (rest > Fraction(1, 2))
-
-
-def decode_scalar(code: int, fmt: Format) -> float:
-    """Return the value of one code, specials included."""
-    magnitude_bits = fmt.exponent_bits + fmt.mantissa_bits
-    sign, magnitude = divmod(code, 2**magnitude_bits)
-    if sign and magnitude == 0 and fmt.specials in ("fnuz", "p3109"):
-        return math.nan
-    if magnitude <= largest_code(fmt):
-        value = float(magnitude_of_code(magnitude, fmt))
-    elif fmt.has_inf and magnitude == largest_code(fmt) + 1:
-        value = math.inf
-    else:
-        value = math.nan
-    return -value if sign else value
-
-
-def encode_scalar(x: float, fmt: Format) -> int:
-    """Return the lowest code whose value is exactly ``x``; -0 and 0 are two values.
-
-    Raises:
-        ValueError: no code has this value.
-    """
-    for code in range(2**fmt.bits):
-        value = decode_scalar(code, fmt)
-        if math.isnan(x) and math.isnan(value):
-            return code
-        if value == x and math.copysign(1.0, value) == math.copysign(1.0, x):
-            return code
-    raise ValueError(f"x: no code of {fmt} is {x}")
-
-
-def rung_scalar(x: float, fmt: Format) -> int:
-    """Return the number of representable values from zero to x, x included, with the sign of x."""
-    count = sum(1 for value in grid(fmt)[1:-1] if value <= abs(Fraction(x)))
-    return -count if x < 0 else count

@@ -1,43 +1,24 @@
 """Numbers that monitors record about a tensor: its magnitudes, what rounding does to it, its blocks, an optimizer step.
 
-The functions ending in ``_by_tensors`` define them. A CPU has C++ loops (`cpu/sums.cpp`) that take one pass. Counts are
-exact everywhere. Sums are float64 in an order that depends on the device, so their last digits do too.
+Counts are exact. Sums are float64 in an order that depends on the device, so their last digits do too.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from altgrad.numerics import loops, rounding
-from altgrad.numerics.constants import MAX, SPACING, TWO_LEVEL, scale_constants
+from altgrad.numerics.constants import MAX, SPACING, TARGET, TWO_LEVEL, scale_constants
+from altgrad.numerics.operand import quantize_operand
 from altgrad.numerics.operand_definition import operand_scale
-from altgrad.numerics.rounding import grid_spacing, overflows, power_of_two, round_to_grid
+from altgrad.numerics.rounding import grid_spacing, overflows, power_of_two
 from altgrad.numerics.scaling import HIGHEST, LOWEST, amax, scale_by_constants, scale_rule
 from altgrad.numerics.two_level import element_scale, scales_of_both_levels
 
-SOURCE = Path(__file__).with_name("cpu") / "sums.cpp"
-DEFINITIONS = loops.of_module("rounding", rounding, "OVERFLOW_SLACK")
-SCHEMAS = {
-    "magnitudes": "(Tensor x) -> Tensor",
-    "rounding_sums": "(Tensor x, Tensor constants, Tensor scale) -> Tensor",
-    "one_scale_sums": "(Tensor x, Tensor constants, Tensor remembered, int rule) -> Tensor",
-    "central_moments": "(Tensor x) -> Tensor",
-    "update_sums": "(Tensor old, Tensor now, Tensor wanted, Tensor grad, Tensor before, Tensor after, "
-    "Tensor constants, int refinement, int lowest, int highest) -> Tensor",
-}
-for _name, _schema in SCHEMAS.items():
-    torch.library.define(f"altgrad::{_name}", _schema)
-
-
-def has_loops(x: Tensor) -> bool:
-    """Whether the C++ loops take ``x``; builds and loads them the first time."""
-    kind = x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16)
-    return kind and loops.load(SOURCE, definitions=DEFINITIONS) is None
-
+PIECE = 1 << 17  # elements handled at a time: getting memory for larger tensors takes longer than the operations
 
 # --- one tensor ------------------------------------------------------------------------------------------------------
 
@@ -66,7 +47,8 @@ class RoundingSums(NamedTuple):
 
 def magnitudes(x: Tensor) -> Magnitudes:
     """Return the `Magnitudes` of ``x``, a float tensor of any shape."""
-    return _magnitudes((torch.ops.altgrad.magnitudes if has_loops(x) else magnitudes_by_tensors)(x).tolist())
+    largest, *sums = zip(*map(_magnitudes, x.reshape(-1).split(PIECE)), strict=True)
+    return Magnitudes(max(largest), *map(sum, sums))
 
 
 def rounding_sums(
@@ -78,76 +60,76 @@ def rounding_sums(
     Args:
         x: float (n, k).
         constants: the format, from `format_constants`.
-        remembered: the amax (0-d float32) that sets the one scale, as in `quantize_operand`.
-        granularity, block, scale_format, scale_rounding: as in `quantize_operands`, with ``dim`` 1.
+        remembered: the amax (0-d float32) that sets the one scale, as in `operand_scale`.
+        granularity, block, scale_format, scale_rounding: as in `quantize_operand`, with ``dim`` 1.
     """
-    if granularity == "tensor" and has_loops(x):
-        known, rule = constants[:0] if remembered is None else remembered, scale_rule(scale_format, scale_rounding)
-        numbers = torch.ops.altgrad.one_scale_sums(x, constants, known, rule).tolist()
-        return _magnitudes(numbers[:4]), _rounding(numbers[4], 1, numbers[5:])
+    seen = magnitudes(x)
     scale = operand_scale(
-        torch.where(x.isfinite(), x, 0), constants, remembered,
+        torch.where(x.isfinite(), x, 0) if seen.nonfinite else x, constants, remembered,
         granularity=granularity, block=block, scale_format=scale_format, scale_rounding=scale_rounding,
     )  # fmt: skip
-    by = torch.ops.altgrad.rounding_sums if has_loops(x) else rounding_sums_by_tensors
-    return magnitudes(x), _rounding(scale.median().item(), scale.numel(), by(x, constants, scale).tolist())
+    one, rows = scale.numel() == 1, max(1, PIECE // x.shape[1])
+    parts = x.split(rows)
+    scales = [scale] * len(parts) if one else scale.split(rows)
+    found = [_rounding(part, s, one, constants) for part, s in zip(parts, scales, strict=True)]
+    overflowed, kept, lost = map(sum, zip(*found, strict=True))
+    unit = scale.item() ** 2 if one else 1.0
+    return seen, RoundingSums(scale.median().item(), overflowed, seen.nonzero - kept, lost / unit)
 
 
-def _magnitudes(numbers: list[float]) -> Magnitudes:
-    amax, nonfinite, nonzero, squares = numbers
-    return Magnitudes(amax, int(nonfinite), int(nonzero), squares)
+def _magnitudes(x: Tensor) -> Magnitudes:
+    x, nonfinite = _finite(x)
+    return Magnitudes(_largest(x), nonfinite, int(torch.count_nonzero(x)), _squares(x))
 
 
-def _rounding(scale: float, count: int, numbers: list[float]) -> RoundingSums:
-    overflowed, vanished, lost = numbers
-    # The sum is of scaled errors if there is one scale, and of errors in the tensor's unit if there are several.
-    return RoundingSums(scale, int(overflowed), int(vanished), lost / scale**2 if count == 1 else lost)
+def _rounding(x: Tensor, scale: Tensor, one: bool, constants: Tensor) -> tuple[int, int, float]:
+    """Return (overflowed elements, nonzero values, sum of squared errors) of some rows of a tensor.
+
+    Errors are in the tensor's unit, or still contain its ``one`` scale.
+    """
+    scaled = _finite(x)[0] * scale
+    clamps = _largest(scaled) > constants[MAX].item()
+    rounded = _rounded(scaled, constants, clamps)
+    overflowed = int(torch.count_nonzero(overflows(scaled, constants))) if clamps else 0
+    lost = scaled.sub_(rounded)
+    return overflowed, int(torch.count_nonzero(rounded)), _squares(lost if one else lost.div_(scale))
 
 
 def excess_kurtosis(x: Tensor) -> float:
     """Return the excess kurtosis of all elements of ``x``: 0 for a normal distribution, -2 at least."""
-    by = torch.ops.altgrad.central_moments if has_loops(x) else central_moments_by_tensors
-    variance, fourth = by(x).tolist()
+    x = x.double()
+    squares = (x - x.mean()).square()
+    variance, fourth = squares.mean().item(), squares.square().mean().item()
     return fourth / variance**2 - 3 if variance > 0 else 0.0
 
 
-def magnitudes_by_tensors(x: Tensor) -> Tensor:
-    """Return the numbers of `Magnitudes`, float64 (4,)."""
+def _finite(x: Tensor) -> tuple[Tensor, int]:
+    """Return ``x`` as float32 with zeros in place of elements that are not finite, and their number."""
+    x = x.float()
+    if math.isfinite(_largest(x)):
+        return x, 0
     finite = x.isfinite()
-    x = torch.where(finite, x.float(), 0.0)
-    largest = x.abs().amax() if x.numel() else x.sum()
-    return _stacked(largest, (~finite).sum(), torch.count_nonzero(x), _squares(x))
+    return torch.where(finite, x, 0.0), int(torch.count_nonzero(~finite))
 
 
-def rounding_sums_by_tensors(x: Tensor, constants: Tensor, scale: Tensor) -> Tensor:
-    """Return the counts and the sum of `RoundingSums`, float64 (3,).
+def _largest(x: Tensor) -> float:
+    if not x.numel():
+        return 0.0
+    least, most = x.aminmax()
+    return torch.maximum(-least, most).item()
 
-    ``scale``: a number, one per row (n, 1) or one per element. If a number, errors are not divided by it.
+
+def _rounded(x: Tensor, constants: Tensor, clamps: bool = True) -> Tensor:
+    """Return float32 ``x`` (n, k) rounded as `round_to_grid` does, on a CPU by the faster loops of operands.
+
+    ``clamps``: False if all elements are in the range of the format.
     """
-    x = torch.where(x.isfinite(), x.float(), 0.0)
-    scaled = x * scale
-    rounded = round_to_grid(scaled, constants)
-    lost = scaled - rounded
-    return _stacked(
-        overflows(scaled, constants).sum(),
-        torch.count_nonzero(x) - torch.count_nonzero(rounded),
-        _squares(lost if scale.numel() == 1 else lost / scale),
-    )
+    inside = x.clamp(-constants[MAX], constants[MAX]) if clamps else x
+    return quantize_operand(inside, constants, constants[TARGET].reshape(1), dtype=torch.float32).values  # at scale 1
 
 
-def central_moments_by_tensors(x: Tensor) -> Tensor:
-    """Return the second and the fourth central moment of the elements of ``x``, float64 (2,)."""
-    x = x.double()
-    squares = (x - x.mean()).square()
-    return torch.stack([squares.mean(), squares.square().mean()])
-
-
-def _squares(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x, dtype=torch.float64).square()
-
-
-def _stacked(*numbers: Tensor) -> Tensor:
-    return torch.stack([number.double() for number in numbers])
+def _squares(x: Tensor) -> float:
+    return torch.linalg.vector_norm(x, dtype=torch.float64).item() ** 2
 
 
 # --- the blocks of a tensor ------------------------------------------------------------------------------------------
@@ -179,7 +161,7 @@ def block_statistics(
 
     The limits of an E8M0 scale are 2^-126 and 2^127. The limit of a block scale under a tensor scale is its format's
     smallest positive value, since the block of the tensor's amax always has the largest value. Other arguments: as in
-    `quantize_operands`.
+    `quantize_operand`.
     """
     rule = scale_rule(scale_format, scale_rounding, granularity)
     options: dict[str, Any] = {"granularity": granularity, "block": block}
@@ -248,40 +230,25 @@ def update_sums(
         constants: the format, from `format_constants` or `refined_constants`.
         refinement: steps of the grid of ``constants`` per ulp.
     """
-    tensors = (old, new, wanted, grad)
-    if all(has_loops(t) and t.dtype == torch.float32 for t in tensors):
-        each = [t if t.numel() == 1 else t.expand_as(old).contiguous() for t in (before, after)]
-        ends = (LOWEST_BINADE, HIGHEST_BINADE)
-        numbers = torch.ops.altgrad.update_sums(*tensors, *each, constants, refinement, *ends)
-    else:
-        numbers = update_sums_by_tensors(*tensors, before, after, constants, refinement)
-    meant, stalled, flips, descending, gap, *binades = numbers.tolist()
-    counts, rungs = binades[: len(binades) // 2], binades[len(binades) // 2 :]
-    return UpdateSums(int(meant), int(stalled), int(flips), int(descending), gap, [int(n) for n in counts], rungs)
-
-
-def update_sums_by_tensors(
-    old: Tensor, new: Tensor, wanted: Tensor, grad: Tensor, before: Tensor, after: Tensor, constants: Tensor,
-    refinement: int,
-) -> Tensor:  # fmt: skip
-    """Return the numbers of `UpdateSums` in their order, float64."""
     scaled = old * before
-    held, now = round_to_grid(scaled, constants), round_to_grid(new * after, constants)
+    held, now = _rounded(scaled, constants), _rounded(new * after, constants)
     moved = now / after - held / before
     ulp = grid_spacing(torch.minimum(scaled.abs(), constants[MAX]), constants) * refinement / before
     meant, flipped = wanted != old, held * _nearest_power_of_two(after / before) != now
     gap = ((wanted - old) - moved).abs() / ulp
     rungs = (new - old).abs() / ulp
     down = grad.sign() * moved.sign() < 0
-    first = _stacked(
-        meant.sum(), (meant & ~flipped).sum(), flipped.sum(), (flipped & down).sum(), gap.double().sum()
-    )  # fmt: skip
-    binade = torch.where(old == 0, LOWEST_BINADE, torch.frexp(old).exponent.long() - 1)
+    kinds = (meant, meant & ~flipped, flipped, flipped & down)
+    moves, stalls, flips, descending = (int(torch.count_nonzero(kind)) for kind in kinds)
+    binade = torch.where(old == 0, LOWEST_BINADE, torch.frexp(old).exponent - 1)
     place = (binade.clamp(LOWEST_BINADE, HIGHEST_BINADE) - LOWEST_BINADE).flatten()
     size = HIGHEST_BINADE - LOWEST_BINADE + 1
-    counts = torch.bincount(place, minlength=size).double()
-    totals = torch.bincount(place, weights=rungs.flatten().double(), minlength=size)
-    return torch.cat([first, counts, totals])
+    return UpdateSums(
+        moves, stalls, flips, descending,
+        gap.sum(dtype=torch.float64).item(),
+        torch.bincount(place, minlength=size).tolist(),
+        torch.bincount(place, weights=rungs.flatten().double(), minlength=size).tolist(),
+    )  # fmt: skip
 
 
 def _nearest_power_of_two(ratio: Tensor) -> Tensor:

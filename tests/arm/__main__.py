@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from altgrad.numerics import loops, sums
+from altgrad.numerics import loops
 from altgrad.optim import update_cpu
 from tests.arm.calls import Call, Recorder, record, to_bytes
 
@@ -36,9 +36,7 @@ BUILDS = {
     "ARM clang": (ARM_CLANG, "aarch64", "armv8.2-a", QEMU),
     "ARM clang sve": (ARM_CLANG, "aarch64", "armv8.4-a+sve", QEMU),
 }
-SOURCES = dict.fromkeys(loops.SOURCES, "") | {
-    sums.SOURCE: sums.DEFINITIONS, update_cpu.SOURCE: update_cpu.DEFINITIONS,
-}  # fmt: skip
+SOURCES = dict.fromkeys(loops.SOURCES, "") | {update_cpu.SOURCE: update_cpu.DEFINITIONS}
 
 
 def main() -> int:

@@ -21,8 +21,7 @@ from altgrad.formats import get_format
 from altgrad.numerics import format_constants
 from altgrad.numerics.constants import HADAMARD_SIGNS, SCALE_RULES, TWO_LEVEL
 from altgrad.numerics.ms_eden import ms_eden
-from altgrad.numerics.operators import quantize_by_operator, quantize_by_operators
-from altgrad.numerics.sums import update_sums
+from altgrad.numerics.operand import quantize_by_operator
 from altgrad.optim import Arm
 from tests.optim.arms import make, normal_weights
 from tests.optim.test_loops import CASES, arm_named
@@ -107,7 +106,7 @@ def _packed(argument: Any) -> bytes:
 def record(recorder: Recorder) -> None:
     """Make all calls."""
     with recorder:
-        for make_calls in (_operands, _codes_and_rotations, _sums, _arms, _states):
+        for make_calls in (_operands, _codes_and_rotations, _arms, _states):
             make_calls(recorder)
 
 
@@ -149,18 +148,11 @@ def _operands(recorder: Recorder) -> None:
                     continue
                 scale_format = ("E4M3", "E5M2")[i % 2] if rule >= TWO_LEVEL else "float32"
                 constants = format_constants(fmt, scale_format=scale_format)
-                history = [torch.tensor([0.0, 3.0, float("nan")])] if j % 5 == 0 and block != -1 else []
+                history = torch.tensor([0.0, 3.0, float("nan")]) if j % 5 == 0 and block != -1 else None
                 recorder.label = f"{fmt} {shape} {kind} {source} to {target}, block {block}, rule {rule}, {stream}"
-                how = {"block": block, "dim": j % 2, "rule": rule, "dtype": target, "first": 7 * j}
+                how = {"block": block, "dim": j % 2, "rule": rule, "dtype": target, "first": 7 * j, "stream": stream}
                 how |= {"overwrite": j % 4 == 0, "method": ("most-recent", "max")[j % 2], "learns": "each"}
-                quantize_by_operators([x.to(source)], [constants], history, [] if stream is None else [stream], **how)
-    xs = [x.bfloat16() for shape in SHAPES for x in _inputs(shape, "E4M3").values()]
-    for block in (0, -1):
-        histories = [torch.tensor([1.0, 0.0]) for _ in xs] if block == 0 else []
-        recorder.label = f"several at once, block {block}"
-        constants = [format_constants("E4M3")] * len(xs)
-        how = {"method": "max", "learns": "first", "block": block, "dim": 1, "rule": 0, "dtype": torch.float32}
-        quantize_by_operators(xs, constants, histories, [], first=0, overwrite=False, **how)
+                quantize_by_operator(x.to(source), constants, history, **how)
 
 
 def _codes_and_rotations(recorder: Recorder) -> None:
@@ -186,26 +178,6 @@ def _codes_and_rotations(recorder: Recorder) -> None:
             for source, target in DTYPES:
                 recorder.label = f"MS-EDEN of {kind} {source} to {target}"
                 ms_eden(x.to(source), format_constants("E2M1", scale_format="E4M3"), stream, 5 * i, 16, target)
-
-
-def _sums(recorder: Recorder) -> None:
-    operators = torch.ops.altgrad
-    for fmt, shape in product(FORMATS, (*SHAPES, LARGE)):
-        constants, inputs = format_constants(fmt), _inputs(shape, fmt)
-        for kind, x in inputs.items():
-            if shape == LARGE and kind not in ("usual", "special"):
-                continue
-            recorder.label = f"{fmt} {shape} {kind}"
-            for t in (x, x.bfloat16()):
-                operators.magnitudes(t)
-                operators.central_moments(t)
-                for scale in (torch.tensor([3.0]), torch.full((shape[0], 1), 0.7), x.abs() + 1):
-                    operators.rounding_sums(t, constants, scale)
-                for rule in range(len(SCALE_RULES)):
-                    operators.one_scale_sums(t, constants, torch.tensor([2.0] if rule == 1 else []), rule)
-            steps = [torch.where(t.isfinite(), t, 0) for t in (x, inputs["usual"], inputs["finite"], inputs["ties"])]
-            for scale in (torch.tensor(3.0), torch.full((shape[0], 1), 0.7)):
-                update_sums(*steps, scale, scale * 2, constants, 4)
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------

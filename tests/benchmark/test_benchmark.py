@@ -14,7 +14,7 @@ from altgrad.benchmark.steps import Step, contestants, matmul_operations
 from altgrad.benchmark.timing import gemm_rate
 from altgrad.config import load_params
 from altgrad.model import GPT, GPTConfig, quantize_model
-from altgrad.numerics import format_constants, quantize_operands
+from altgrad.numerics import format_constants, quantize_operand
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 TINY = GPTConfig(vocab_size=64, layers=1, width=16, heads=2, context=8)
@@ -94,7 +94,7 @@ def test_operands_that_are_timed_are_those_of_training_and_one_that_fails_leaves
          {"granularity": "block", "block": 16, "scale_format": "E4M3"}),
     ):  # fmt: skip
         constants = format_constants(fmt, scale_format=options.get("scale_format", "float32"))
-        (expected,) = quantize_operands([x], [constants], **options)
+        expected = quantize_operand(x, constants, **options)
         assert torch.equal(found[name][0], expected.values), name
         if other := found.get(f"{name}, by tensor operations"):
             assert torch.equal(other[0], expected.values), name

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import gfloat
 import ml_dtypes
 import numpy as np
 import pytest
 
 from altgrad.formats import Format, UnknownFormatError, get_format
-from altgrad.numerics.reference import decode_scalar, largest_code, magnitude_of_code
+from altgrad.numerics.reference import largest_code, magnitude_of_code
 from tests.numerics.numerics_oracles import FORMATS, gfloat_format, name_of
 
 # name, specials, bias, max, smallest normal, smallest subnormal, distinct finite values
@@ -56,6 +58,21 @@ def assert_same(ours: np.ndarray, theirs: np.ndarray) -> None:
     np.testing.assert_array_equal(ours, theirs)
     numbers = ~np.isnan(theirs)
     np.testing.assert_array_equal(np.signbit(ours[numbers]), np.signbit(theirs[numbers]))
+
+
+def decode_scalar(code: int, fmt: Format) -> float:
+    """Return the value of one code, specials included."""
+    magnitude_bits = fmt.exponent_bits + fmt.mantissa_bits
+    sign, magnitude = divmod(code, 2**magnitude_bits)
+    if sign and magnitude == 0 and fmt.specials in ("fnuz", "p3109"):
+        return math.nan
+    if magnitude <= largest_code(fmt):
+        value = float(magnitude_of_code(magnitude, fmt))
+    elif fmt.has_inf and magnitude == largest_code(fmt) + 1:
+        value = math.inf
+    else:
+        value = math.nan
+    return -value if sign else value
 
 
 @pytest.mark.parametrize("published", PUBLISHED, ids=lambda row: row[0])

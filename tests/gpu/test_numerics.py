@@ -17,13 +17,12 @@ from altgrad.model import QuantizedLinear, Recipe
 from altgrad.model.hardware import CAPABILITIES, has_products
 from altgrad.model.quantized.native import native_product
 from altgrad.model.quantized.operand import Operand
-from altgrad.numerics import amax, format_constants, quantize, quantize_operands, uniform
+from altgrad.numerics import amax, format_constants, quantize, quantize_operand, uniform
 from altgrad.numerics import gpu_launch as launch
 from altgrad.numerics.constants import FOUR_OVER_SIX, TWO_LEVEL
 from altgrad.numerics.ms_eden import ms_eden_pair
-from altgrad.numerics.operand import decode_operand, encode_operand
+from altgrad.numerics.operand import decode_operand, encode_operand, has_loops, quantize_by_operator
 from altgrad.numerics.operand_definition import ONE_SCALE, PACKED, ROWS, quantize_by_tensors
-from altgrad.numerics.operators import has_loops, quantize_by_operator
 from altgrad.numerics.prove import check_decision_points, check_order, rounder
 from altgrad.numerics.rounding import ROUNDING_MODES
 from altgrad.numerics.scaling import scaling_amax
@@ -54,16 +53,16 @@ def operands(
 ) -> list[Tensor]:  # fmt: skip
     """Return the values and, where there is one, the scale and the history after it."""
     constants = format_constants(name, device, scale_format=scaling.get("scale_format", "float32"))
-    histories = [] if history is None else [history.clone().to(device)]
-    stream = [torch.tensor([3, 1, 7], device=device)] if streams else []
+    history = None if history is None else history.clone().to(device)
+    stream = torch.tensor([3, 1, 7], device=device) if streams else None
 
     def run(x: Tensor) -> list[Tensor]:
-        options = scaling | {"dim": dim, "dtype": dtype, "learns": "each" if histories else "nothing"}
-        found = quantize_operands([x], [constants], histories, stream, **options)[0]
+        options = scaling | {"dim": dim, "dtype": dtype, "learns": "nothing" if history is None else "each"}
+        found = quantize_operand(x, constants, history, stream, **options)
         return [found.values] if found.scale is None else [found.values, found.scale]
 
     found = (torch.compile(run, dynamic=False) if compiled else run)(x.to(device))
-    return [*found, *histories]
+    return found if history is None else [*found, history]
 
 
 @pytest.mark.parametrize("compiled", COMPILED, ids=["eager", "compiled"][: len(COMPILED)])
@@ -100,7 +99,7 @@ def test_kernels_have_the_bits_of_tensor_operations_on_the_cpu(device, block):
             known = torch.tensor(3.0) if i % 2 and block != ROWS else None
             part = slice(None) if i % 3 else slice(1, 158)
             x, there = (t.to(dtypes[0])[:, part] for t in (memory, memory.to(device)))
-            if known is not None and device.type == "cuda":  # as `quantize_operands` does before
+            if known is not None and device.type == "cuda":  # as `quantize_operand` does before
                 known = scaling_amax(known, amax(x))
             given = [None if t is None else t.to(device) for t in (constants, known, stream)]
             assert has_loops(there) if device.type == "cpu" else launch.takes_kernels(there, dtypes[1], block)
@@ -119,16 +118,16 @@ def test_rotated_and_float8_operands_and_ms_eden_have_the_bits_of_the_cpu(device
 
     def made(x: Tensor, two: Tensor, one: Tensor, stream: Tensor) -> list[Tensor | None]:
         over = two[:1].squeeze()  # any scale
-        turned = [quantize_operands([x], [two], [], streams, **nvfp4)[0] for streams in ([], [stream])]
+        turned = [quantize_operand(x, two, None, draws, **nvfp4) for draws in (None, stream)]
         pair = ms_eden_pair(x.t(), x.t().bfloat16(), two, stream, 1, dtype=torch.bfloat16, over=over)
         kinds = ({"granularity": "row"}, {"granularity": "block", "scale_format": "E8M0"},
                  {"granularity": "tile", "block": 128})  # fmt: skip
         packed = [
-            quantize_operands([x], [two], **(nvfp4 | {"dtype": PACKED, "granularity": kind} | along))[0]
+            quantize_operand(x, two, **(nvfp4 | {"dtype": PACKED, "granularity": kind} | along))
             for along in ({}, {"dim": 1, "rotate": False}) for kind in ("block", "tile")
         ]  # fmt: skip
         rows = [
-            quantize_operands([x], [one], dim=dim, dtype=torch.float8_e4m3fn, **kind)[0]
+            quantize_operand(x, one, dim=dim, dtype=torch.float8_e4m3fn, **kind)
             for kind in kinds for dim in (0, 1)
         ]  # fmt: skip
         return [t for found in (*turned, *pair, *rows, *packed) for t in found]
@@ -172,7 +171,7 @@ def test_products_by_fp8_units_are_those_of_codes_and_scales(device, scales):
 def test_codes_are_the_same_bytes(device, formats):
     for name in formats:
         constants = format_constants(name)
-        values = quantize_operands([wide()], [constants], dtype=torch.float32)[0].values
+        values = quantize_operand(wide(), constants, dtype=torch.float32).values
         expected = encode_operand(values, constants)
         found = encode_operand(values.to(device), constants.to(device))
         assert torch.equal(found.cpu(), expected), name

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacrev, jvp, stack_module_state, vmap
 
 from altgrad.model import Recipe, hardware, quantize_model
-from altgrad.numerics import decode_operand, encode_operand, format_constants, quantize_operand
 
 RECIPES: dict[str, dict[str, Any]] = {
     "tensor": {}, "row": {"granularity": "row"}, "block": {"granularity": "block", "block": 16, "scale": "E8M0"},
@@ -134,14 +133,3 @@ def test_forward_mode_and_second_derivatives_are_refused_in_a_sentence() -> None
         with pytest.raises(NotImplementedError) as error:
             second()
         assert "\n" not in str(error.value) and "take " in str(error.value)
-
-
-def test_operators_have_the_bits_of_a_loop_under_vmap() -> None:
-    constants, xs = format_constants("E4M3"), samples()
-    for options in ({"granularity": "block", "scale_format": "E8M0"}, {"granularity": "row"}, {}):
-        found = vmap(lambda x, options=options: quantize_operand(x, constants, **options).values)(xs)
-        expected = torch.stack([quantize_operand(x, constants, **options).values for x in xs])
-        assert torch.equal(found, expected)
-    codes = vmap(lambda v: encode_operand(v, constants))(found)
-    assert torch.equal(codes, torch.stack([encode_operand(v, constants) for v in found]))
-    assert torch.equal(vmap(lambda c: decode_operand(c, constants))(codes), found)

@@ -1,6 +1,6 @@
 """Codes, rungs, spacing, neighbours and coordinates, of formats and of their finer grids.
 
-Oracles: the scalar definitions, the format's table of values, and exact float64 arithmetic on multiples of a spacing.
+Oracles: the format's tables of codes and values, and exact float64 arithmetic on multiples of a spacing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from altgrad.numerics import (
 )
 from altgrad.numerics.constants import MAX, TARGET
 from altgrad.numerics.prove import decision_points
-from altgrad.numerics.reference import encode_scalar, rung_scalar
 from tests.numerics.numerics_oracles import FORMATS, assert_identical, every_bfloat16, name_of
 
 every_format = pytest.mark.parametrize("fmt", FORMATS, ids=name_of)
@@ -52,16 +51,6 @@ def test_every_code_survives_the_round_trip(fmt):
     assert_identical(values, torch.tensor(fmt.code_values), codes)
 
 
-@pytest.mark.parametrize("fmt", [fmt for fmt in FORMATS if fmt.bits <= 8], ids=name_of)
-def test_codes_and_rungs_agree_with_the_scalar_definitions(fmt):
-    """For every seventh code, of both signs: the definitions look through all of them each time."""
-    values = torch.tensor(fmt.code_values)
-    values = values[~values.isnan()][::7]
-    assert encode(values, fmt).tolist() == [encode_scalar(value, fmt) for value in values.tolist()]
-    values = values[values.isfinite()]
-    assert rung(values, fmt).tolist() == [rung_scalar(value, fmt) for value in values.tolist()]
-
-
 @every_format
 def test_encoding_rounds_first_and_rungs_count_representable_values(fmt):
     x = wide_inputs(fmt)
@@ -72,7 +61,7 @@ def test_encoding_rounds_first_and_rungs_count_representable_values(fmt):
     assert_identical(decode(encode(x, fmt), fmt, torch.float64), quantize(x, fmt), x)
     values = torch.tensor(fmt.values)
     rungs = rung(values, fmt)
-    assert (rungs.diff() == 1).all() and (rungs[values == 0] == 0).all()
+    assert (rungs.diff() == 1).all() and rungs[values.abs().argmin()] == 0  # of the smallest, without a zero
     if fmt.signed:
         assert torch.equal(rung(-values, fmt), -rungs)
 

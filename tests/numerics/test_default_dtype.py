@@ -65,14 +65,13 @@ def operands() -> list[Any]:
         known = constants("E2M1" if options["scale_format"] == "E4M3" else "E4M3", options["scale_format"])
         block = block_code(options["granularity"], options.get("block", 32))
         rule = scale_rule(options["scale_format"], options["scale_rounding"], options["granularity"])
-        for dim, streams, dtype in product((0, 1), ([], [STREAM]), (torch.bfloat16, torch.float32)):
-            found.append(numerics.quantize_operands([X], [known], streams=streams, **options, dim=dim, dtype=dtype))
-            found.append(quantize_by_tensors(X, known, None, block, dim, rule, dtype, *streams))
+        for dim, stream, dtype in product((0, 1), (None, STREAM), (torch.bfloat16, torch.float32)):
+            found.append(numerics.quantize_operand(X, known, None, stream, **options, dim=dim, dtype=dtype))
+            found.append(quantize_by_tensors(X, known, None, block, dim, rule, dtype, stream))
         found += [numerics.operand_scale(X, known, dim=dim, **options) for dim in (0, 1)]
     for learns in ("nothing", "each", "first"):
         history = HISTORY.clone()
-        found += [numerics.quantize_operands([X], [constants()], [history], learns=learns), history]
-    found += [numerics.quantize_operand(X, constants(), dim=dim, dtype=torch.float32) for dim in (0, 1)]
+        found += [numerics.quantize_operand(X, constants(), history, learns=learns), history]
     for fmt in FORMATS:
         found.append(numerics.decode_operand(torch.arange(1, 64, dtype=torch.uint8), constants(fmt), torch.float32))
         values = numerics.quantize(X * numerics.compute_scale(AMAX, fmt), fmt)
@@ -115,10 +114,10 @@ def monitors() -> list[Any]:
     step = (X, X * 1.03, X * 1.05, -X, before, after, constants(), 1)
     return [
         sums.magnitudes(X), sums.excess_kurtosis(X), sums.rounding_sums(X, constants(), granularity="row"),
-        sums.rounding_sums(X, constants()), sums.magnitudes_by_tensors(X), sums.central_moments_by_tensors(X),
-        sums.rounding_sums_by_tensors(X, constants(), before), sums.block_statistics(X, constants("E2M1"), block=32),
+        sums.rounding_sums(X, constants()),
+        sums.block_statistics(X, constants("E2M1"), block=32),
         sums.block_statistics(X, constants("E2M1", "E4M3"), block=16, scale_format="E4M3"),
-        sums.update_sums(*step), sums.update_sums_by_tensors(*step),
+        sums.update_sums(*step),
     ]  # fmt: skip
 
 

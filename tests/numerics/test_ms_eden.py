@@ -11,11 +11,11 @@ import pytest
 import torch
 from scipy.linalg import hadamard
 
-from altgrad.numerics import format_constants, quantize_operands, rotate_rows, uniform
+from altgrad.numerics import format_constants, quantize_operand, rotate_rows, uniform
 from altgrad.numerics.constants import HADAMARD_SIGNS
 from altgrad.numerics.ms_eden import ms_eden, ms_eden_by_tensors, ms_eden_pair, random_signs
 from altgrad.numerics.operand_definition import rotate_by_tensors
-from altgrad.numerics.philox import words
+from altgrad.numerics.rounding import words
 from tests.numerics.numerics_oracles import same, spread
 
 E4M3 = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)  # 0 to 448
@@ -144,7 +144,7 @@ def test_its_bias_is_small_and_its_error_below_that_of_stochastic_rounding(fmt, 
         signs = random_signs(stream, 0)
         turned = rotate_rows(x, signs)
         by_chance, nearest = (
-            quantize_operands([turned], [constants(fmt)], [], streams, **options)[0] for streams in ([stream], [])
+            quantize_operand(turned, constants(fmt), None, draws, **options) for draws in (stream, None)
         )
         of_each = [ms_eden(turned, constants(fmt), stream, 0), nearest, by_chance]
         errors = [signs[:, None] * (matrix @ (values / scale)) / 16 - x for values, scale in of_each]

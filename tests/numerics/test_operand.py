@@ -26,14 +26,13 @@ from altgrad.numerics import (
     format_constants,
     loops,
     operand,
-    operators,
     quantize_operand,
-    quantize_operands,
     round_to_grid,
     rung,
     update_amax_history,
 )
 from altgrad.numerics.constants import FOUR_OVER_SIX, LEARNS, SCALE_RULES, TWO_LEVEL
+from altgrad.numerics.operand import quantize_by_operator
 from altgrad.numerics.operand_definition import (
     ONE_SCALE,
     ROWS,
@@ -41,7 +40,6 @@ from altgrad.numerics.operand_definition import (
     encode_by_tensors,
     quantize_by_tensors,
 )
-from altgrad.numerics.operators import has_loops, quantize_by_operator
 from tests.numerics.numerics_oracles import same, spread, unusual
 
 FORMATS = ["E0M7", "E1M6", "E2M5", "E3M4", "E4M3", "E5M2", "E6M1", "E7M0", "E4M3FNUZ", "E5M2FNUZ", "E2M1"]
@@ -65,6 +63,11 @@ def around_boundaries(name: str) -> Tensor:
     return torch.cat([points, *beside])[None]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def built_loops():
+    assert loops.available(), "no C++ compiler: nothing to compare"
+
+
 # --- path x operand x format -----------------------------------------------------------------------------------------
 
 
@@ -79,19 +82,18 @@ def test_every_bfloat16_and_every_boundary_is_rounded_as_defined(name):
         for block, dim, rule, known in cases:
             for dtype in DTYPES:
                 arguments = (x, constants, torch.tensor(known), block, dim, rule, dtype)
-                found = torch.ops.altgrad.quantize_operand(*arguments)
+                found = quantize_by_operator(*arguments)
                 assert all(map(same, found, quantize_by_tensors(*arguments))), (block, dim, rule, known, dtype, x.dtype)
     target = torch.tensor(get_format(name).scale_target)  # an amax of the target: scale 1
     for x in (BF16, around_boundaries(name)):
         finite = x[x.isfinite()][None]
-        found = quantize_operand(finite, constants, target, dtype=torch.float32)
+        found = quantize_operand(finite, constants, target[None], dtype=torch.float32)
         assert found.scale == 1 and same(found.values, round_to_grid(finite.float(), constants))
 
 
 @pytest.mark.parametrize("stream", [None, STREAM], ids=["nearest", "stochastic"])
 @pytest.mark.parametrize("block", [ONE_SCALE, ROWS, 16, 5, -16, -7, 128, -128])
 def test_every_rule_and_granularity_has_the_bits_of_the_definition(block, stream):
-    assert has_loops(NONE), "no C++ compiler: nothing to compare"
     rules = [*range(len(SCALE_RULES)), *([] if block in (ONE_SCALE, ROWS) else [TWO_LEVEL, FOUR_OVER_SIX])]
     cases = [("E2M1", "as drawn"), ("E4M3", "tiny"), ("E3M0", "nan"), ("E5M2", "huge"), ("E0M7", "inf"),
              ("E7M0", "as drawn"), ("E2M3", "zero")]  # fmt: skip
@@ -126,7 +128,7 @@ def test_what_is_unusual_is_noticed_wherever_it_stands_alone(block, rule):
                 x = torch.ones(shape)  # whose scale is exact: none but `value` saturates by the rule floor
                 x.select(1 - dim, place)[shape[dim] // 2] = value
                 arguments = (x, constants, NONE, block, dim, SCALE_RULES.index(rule), torch.float32)
-                found = torch.ops.altgrad.quantize_operand(*arguments)
+                found = quantize_by_operator(*arguments)
                 assert all(map(same, found, quantize_by_tensors(*arguments))), (dim, place, value)
 
 
@@ -150,15 +152,15 @@ def test_shortcuts_of_the_loops_are_taken_only_where_they_change_nothing(name):
                 for block, dim, rule, known in cases:
                     for dtype in DTYPES:
                         arguments = (scaled, constants, known, block, dim, rule, dtype)
-                        found = operators._quantize_operand(*arguments)
+                        found = quantize_by_operator(*arguments)
                         assert all(map(same, found, quantize_by_tensors(*arguments))), (exponent, block, dim, rule)
 
 
-def by_tensors(*arguments: Any, **options: Any) -> list[operand.Quantized]:
-    """Return what `quantize_operands` makes of tensor operations."""
+def by_tensors(*arguments: Any, **options: Any) -> operand.Quantized:
+    """Return what `quantize_operand` makes of tensor operations."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(operand, "has_loops", lambda t: False)
-        return quantize_operands(*arguments, **options)
+        return quantize_operand(*arguments, **options)
 
 
 def agrees(a: operand.Quantized, b: operand.Quantized) -> bool:
@@ -175,35 +177,17 @@ def test_values_take_the_place_of_their_tensor_and_of_nothing_beside_it(granular
             memory = wide(1, shape[0] * shape[1] + 2 * guard)[0].to(dtype)
             before, x = memory.clone(), memory[guard:-guard].view(shape)
             options = {"granularity": granularity, "block": block, "dim": dim, "scale_format": "E8M0"}
-            (expected,) = by_tensors([x.clone()], [constants], dtype=dtype, **options)
-            (found,) = quantize_operands([x], [constants], dtype=dtype, overwrite=True, **options)
+            expected = by_tensors(x.clone(), constants, dtype=dtype, **options)
+            found = quantize_operand(x, constants, dtype=dtype, overwrite=True, **options)
             assert found.values is x and agrees(found, expected)
             assert torch.equal(memory[:guard], before[:guard]) and torch.equal(memory[-guard:], before[-guard:])
             other = DTYPES[dtype == torch.float32]
-            assert quantize_operands([x], [constants], dtype=other, overwrite=True, **options)[0].values is not x
+            assert quantize_operand(x, constants, dtype=other, overwrite=True, **options).values is not x
 
 
-def of_all_sizes(dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def of_all_sizes() -> list[Tensor]:
     """Return tensors shorter and longer than what a thread takes at a time, in one case an empty one."""
-    return [wide(n, k).to(dtype) for n, k in ((3, 5), (300, 1000), (1, 1), (0, 4), (257, 255), (700, 93))]
-
-
-@pytest.mark.parametrize(
-    "scaling",
-    [{"granularity": g, "scale_format": "E8M0", "dim": d} for g in ("tensor", "row", "block") for d in (0, 1)]
-    + [{"granularity": "block", "block": 16, "scale_format": "E4M3"}],
-    ids=lambda s: "{granularity} {scale_format}".format(**s),
-)
-@pytest.mark.parametrize("streams", [False, True], ids=["nearest", "stochastic"])
-def test_tensors_together_get_what_each_gets_alone(scaling, streams):
-    xs = of_all_sizes(torch.bfloat16) if scaling["granularity"] == "tensor" else [x for x in of_all_sizes() if len(x)]
-    kind = scaling["scale_format"] if scaling["scale_format"] == "E4M3" else "float32"
-    constants = [format_constants(FORMATS[i], scale_format=kind) for i in range(len(xs))]
-    draws = [STREAM + i for i in range(len(xs))] if streams else []
-    together = quantize_operands(xs, constants, (), draws, **scaling)
-    for i, found in enumerate(together):
-        (alone,) = quantize_operands(xs[i : i + 1], constants[i : i + 1], (), draws[i : i + 1], **scaling)
-        assert agrees(found, alone), i
+    return [wide(n, k) for n, k in ((3, 5), (300, 1000), (1, 1), (0, 4), (257, 255), (700, 93))]
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["nearest", "stochastic"])
@@ -211,9 +195,9 @@ def test_tensors_together_get_what_each_gets_alone(scaling, streams):
 @pytest.mark.parametrize("learns", LEARNS)
 def test_a_history_sets_the_scale_and_learns_as_its_definition_says(method, learns, streams):
     """Against `amax_from_history` and `update_amax_history`, which have oracles of their own, for loops and tensors."""
-    draws = [STREAM] * len(of_all_sizes()) if streams else []
+    draws, constants = STREAM if streams else None, format_constants("E3M4")
     seen: list[list[Tensor]] = []
-    for run in (quantize_operands, by_tensors):
+    for run in (quantize_operand, by_tensors):
         histories = [torch.zeros(1 if learns == "first" else 3) for _ in of_all_sizes()]
         seen.append([])
         for factor in (1.0, 8.0, 0.25, torch.inf, 1.0, 0.5):
@@ -227,12 +211,12 @@ def test_a_history_sets_the_scale_and_learns_as_its_definition_says(method, lear
                     h.clone() if h > 0 or not amax(x).isfinite() else amax(x).reshape(1)
                     for h, x in zip(histories, xs, strict=True)
                 ]
-            operands = run(xs, [format_constants("E3M4")] * len(xs), histories, draws, method=method, learns=learns)
-            for x, known, found in zip(xs, used, operands, strict=True):
+            for x, history, known in zip(xs, histories, used, strict=True):
                 largest = known if known > 0 and amax(x).isfinite() else amax(x)
+                found = run(x, constants, history, draws, method=method, learns=learns)
                 assert same(found.scale, compute_scale(largest, "E3M4"))
+                seen[-1] += found
             assert all(same(h, e) for h, e in zip(histories, expected, strict=True))
-            seen[-1] += [part for pair in operands for part in pair]
     assert all(map(same, *seen))
 
 
@@ -241,15 +225,15 @@ def test_a_history_sets_the_scale_and_learns_as_its_definition_says(method, lear
 def test_a_tile_has_one_scale_and_the_values_of_both_products(name, scale_format):
     x, constants = spread((40, 56)), format_constants(name, scale_format=scale_format)
     options = {"granularity": "tile", "block": 16, "scale_format": scale_format, "dtype": torch.float32}
-    forward, backward = (quantize_operands([x], [constants], dim=dim, **options)[0] for dim in (1, 0))
+    forward, backward = (quantize_operand(x, constants, dim=dim, **options) for dim in (1, 0))
     assert same(forward.values, backward.values)
-    flipped = quantize_operands([x.t().contiguous()], [constants], **options)[0]
+    flipped = quantize_operand(x.t().contiguous(), constants, **options)
     assert same(flipped.values.t(), forward.values)
     for top in range(0, 40, 16):  # and no tile reads another
         for left in range(0, 56, 16):
             tile = x[top : top + 16, left : left + 16].contiguous()
             if scale_format != "E4M3":
-                alone = quantize_operands([tile], [constants], **options)[0].values
+                alone = quantize_operand(tile, constants, **options).values
                 assert same(alone, forward.values[top : top + 16, left : left + 16])
 
 
@@ -271,36 +255,21 @@ def test_codes_are_rungs_and_give_every_value_back(name, dtype):
 
 @pytest.mark.usefixtures("compiler")
 def test_operators_keep_what_they_promise_to_autograd_and_the_compiler():
-    x = torch.randn(40, 64, requires_grad=True)
-    plain, ours = x.detach(), torch.ops.altgrad
+    x, ours = torch.randn(40, 64), torch.ops.altgrad
     for block, dim, rule, streams in (
         (ONE_SCALE, 1, 1, []), (ONE_SCALE, 1, 0, [STREAM]), (ROWS, 0, 1, []), (ROWS, 1, 1, []), (32, 0, 1, []),
         (16, 0, TWO_LEVEL, []), (16, 1, TWO_LEVEL, [STREAM]),
     ):  # fmt: skip
         constants = format_constants("E4M3", scale_format="E4M3" if rule == TWO_LEVEL else "float32")
-        torch.library.opcheck(ours.quantize_operand, (x, constants, NONE, block, dim, rule, torch.bfloat16))
-        values = plain.bfloat16()
+        values = x.bfloat16()
         for histories in ([], [torch.ones(3)]) if block == ONE_SCALE else ([],):
             how = (0, True, 1, block, dim, rule)
             torch.library.opcheck(ours.quantize_in_place, (values.clone(), constants, histories, streams, *how))
-            torch.library.opcheck(ours.quantize_into, (plain, values, constants, histories, streams, *how))
-            two = [[plain, 2 * plain], [values, values.clone()], [constants, constants.clone()]]
-            more = histories + [torch.zeros(3) for _ in histories], streams + [stream + 1 for stream in streams]
-            torch.library.opcheck(ours.quantize_each_into, (*two, *more, *how))
+            torch.library.opcheck(ours.quantize_into, (x, values, constants, histories, streams, *how))
     constants = format_constants("E4M3")
-    values = quantize_operand(plain, constants).values
+    values = quantize_operand(x, constants).values
     torch.library.opcheck(ours.encode_operand, (values, constants))
     torch.library.opcheck(ours.decode_operand, (encode_operand(values, constants), constants, torch.bfloat16))
-
-
-def test_the_gradient_is_that_of_scaling_alone():
-    x, incoming = torch.randn(6, 64, requires_grad=True), torch.randn(6, 64)
-    for granularity, scale_format in (("tensor", "E8M0"), ("row", "E8M0"), ("block", "E8M0"), ("block", "E4M3")):
-        constants = format_constants("E4M3", scale_format=scale_format)
-        options = {"granularity": granularity, "scale_format": scale_format, "dtype": torch.float32}
-        found = quantize_operand(x, constants, **options)
-        (grad,) = torch.autograd.grad(found.values, x, incoming)
-        assert torch.equal(grad, incoming if found.scale is None else incoming * found.scale)
 
 
 def test_compiled_and_eager_agree_to_the_bit():
@@ -362,13 +331,13 @@ def resident_bytes() -> int:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 def test_memory_does_not_grow_with_calls():
     """Both happened: torch 2.13 leaks strings and optional tensors of stable operators, and glibc splits its heap."""
-    constants, history = format_constants("E4M3"), torch.ones(4)
+    constants = format_constants("E4M3")
     for shape, calls, bound in (((16, 16), 60_000, 4e6), ((256, 1024), 300, 40e6)):
-        for granularity, histories in (("tensor", [history]), ("tensor", []), ("row", [])):
+        for granularity, history in (("tensor", torch.ones(4)), ("tensor", None), ("row", None)):
             x = torch.randn(shape)
             for _ in range(20):
-                quantize_operands([x], [constants], histories, learns="each", granularity=granularity)
+                quantize_operand(x, constants, history, learns="each", granularity=granularity)
             before = resident_bytes()
             for _ in range(calls // 3):
-                quantize_operands([x], [constants], histories, learns="each", granularity=granularity)
+                quantize_operand(x, constants, history, learns="each", granularity=granularity)
             assert resident_bytes() - before < bound / 3

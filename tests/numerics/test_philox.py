@@ -5,9 +5,8 @@ import itertools
 import pytest
 import torch
 
-from altgrad.numerics import permutation, uniform
-from altgrad.numerics import philox as philox_module
-from altgrad.numerics.philox import BITS, LANES, philox, words
+from altgrad.numerics import permutation, rounding, uniform
+from altgrad.numerics.rounding import BITS, LANES, philox, words
 
 LARGEST_SEED, LARGEST_STEP = 2**31 - 1, 10**7
 
@@ -50,7 +49,7 @@ def test_no_two_places_of_any_streams_share_a_word_of_a_counter(monkeypatch):
         counters.append((torch.stack(torch.broadcast_tensors(*counter), dim=-1).reshape(-1, 4), key))
         return philox(counter, key)
 
-    monkeypatch.setattr(philox_module, "philox", recorded)
+    monkeypatch.setattr(rounding, "philox", recorded)
     parts = ((0, 1, LARGEST_SEED), (0, 1, 100), (0, 1, LARGEST_STEP))
     for seed, tensor, step in itertools.product(*parts):
         words(1000, stream(seed, tensor, step))

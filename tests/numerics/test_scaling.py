@@ -25,7 +25,7 @@ from altgrad.numerics import (
     encode_mx_scale,
     format_constants,
     quantize,
-    quantize_operands,
+    quantize_operand,
     scale_from_amax,
     update_amax_history,
 )
@@ -229,7 +229,7 @@ def test_every_path_has_the_rule_in_fractions(fmt, rounding):
     assert torch.equal(compute_scale(amaxes, fmt, **options), expected)
     assert torch.equal(scale_from_amax(amaxes, constants, **options), expected)
     rows, rule = amaxes[:, None], scale_rule("E8M0", rounding)
-    (by_loops,) = quantize_operands([rows], [constants], granularity="row", dtype=torch.float32, **options)
+    by_loops = quantize_operand(rows, constants, granularity="row", dtype=torch.float32, **options)
     by_tensors = quantize_by_tensors(rows, constants, None, ROWS, 1, rule, torch.float32)
     assert torch.equal(by_loops.scale, expected[:, None]) and torch.equal(by_tensors[1], expected[:, None])
     assert torch.equal(by_loops.values, by_tensors[0])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from altgrad.formats import Format, get_format
-from altgrad.numerics import format_constants, operand_scale, quantize_operands
+from altgrad.numerics import format_constants, operand_scale, quantize_operand
 from altgrad.numerics.rounding import round_to_grid_stochastic
 from tests.numerics.numerics_oracles import KERNEL_FORMATS, assert_identical, name_of
 
@@ -91,7 +91,7 @@ def x_of(rows: int = 6, columns: int = 40) -> Tensor:
 def drawn(x: Tensor, name: str, scaling: dict[str, Any], which: Tensor) -> Tensor:
     """Return ``x`` rounded by chance, its scales taken off again."""
     constants = format_constants(name, scale_format=scaling.get("scale_format", "float32"))
-    found = quantize_operands([x], [constants], (), [which], **scaling, dtype=torch.float32)[0]
+    found = quantize_operand(x, constants, None, which, **scaling, dtype=torch.float32)
     return found.values if found.scale is None else found.values / found.scale
 
 
@@ -133,7 +133,7 @@ def test_it_is_right_on_average(scaling: dict[str, Any]) -> None:
     mean = total.unflatten(0, (ALIKE, len(x))).sum(0) / draws
     reachable = scaled / scale  # blocks in E4M3 have values beyond their largest
     assert ((mean - reachable).abs() <= far).all()
-    nearest = quantize_operands([x], [constants], **scaling, dtype=torch.float32)[0]
+    nearest = quantize_operand(x, constants, **scaling, dtype=torch.float32)
     nearest = nearest.values if nearest.scale is None else nearest.values / nearest.scale
     assert ((nearest - reachable).abs() > far).double().mean() > 0.5
 
@@ -151,7 +151,7 @@ def test_a_compiled_graph_draws_the_same(scaling: dict[str, Any]) -> None:
     x, constants = x_of(), format_constants("E2M1", scale_format=scaling.get("scale_format", "float32"))
 
     def both(x: Tensor, which: Tensor) -> Tensor:
-        return quantize_operands([x], [constants], (), [which], **scaling, dtype=torch.float32)[0].values
+        return quantize_operand(x, constants, None, which, **scaling, dtype=torch.float32).values
 
     compiled = torch.compile(both, dynamic=False)
     for step in range(3):

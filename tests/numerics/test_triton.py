@@ -27,9 +27,7 @@ from altgrad.numerics import (
     format_constants,
     ms_eden,
     operand,
-    operators,
     quantize_operand,
-    quantize_operands,
 )
 from altgrad.numerics import gpu_launch as launch
 from altgrad.numerics.constants import FOUR_OVER_SIX, LEARNS, SCALE_RULES, TARGET, TWO_LEVEL
@@ -145,7 +143,7 @@ def by_kernels(
     values = values.view(shape[::-1]).t() if by_columns else values
     if known is not None:
         largest = amax(x, "row", dim=dim) if block == ROWS else amax(x)
-        known = scaling_amax(known, largest)  # as `quantize_operands` does before
+        known = scaling_amax(known, largest)  # as `quantize_operand` does before
     turns = signs if signs.numel() else None
     scale = launch._quantize(x, turns, values, None, constants, known, stream, first, block, dim, rule)
     assert (memory[:GUARD].float() == 7).all() and (memory[-GUARD:].float() == 7).all()
@@ -282,16 +280,15 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the CPU taken for a GPU: its operators run the kernels in place of the loops."""
     monkeypatch.setattr(launch, "DEVICE", "cpu")
     monkeypatch.setattr(launch, "_failures", [])
-    for module in (operand, operators):
-        monkeypatch.setattr(module, "has_loops", lambda t: False)
+    monkeypatch.setattr(operand, "has_loops", lambda t: False)
     for name in ("quantize_into", "quantize_in_place"):
-        monkeypatch.setattr(torch.ops.altgrad, name, operators.ON_GPU[name])
+        monkeypatch.setattr(torch.ops.altgrad, name, operand.ON_GPU[name])
 
 
-def defined(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **options: Any) -> list[operand.Quantized]:
+def defined(monkeypatch: pytest.MonkeyPatch, *arguments: Any, **options: Any) -> operand.Quantized:
     with monkeypatch.context() as patch:
         patch.setattr(launch, "DEVICE", "cuda")
-        return quantize_operands(*arguments, **options)
+        return quantize_operand(*arguments, **options)
 
 
 @interpreted
@@ -309,22 +306,17 @@ def test_operands_of_a_gpu_are_made_by_kernels(monkeypatch):
         assert learns in LEARNS
         options: dict[str, Any] = {"granularity": granularity, "learns": learns, "dtype": torch.float32}
         ours, theirs, own = history.clone(), history.clone(), x.clone()
-        (expected,) = defined(monkeypatch, [x], [constants], [theirs], **options)
-        (found,) = quantize_operands([own], [constants], [ours], overwrite=True, **options)
+        expected = defined(monkeypatch, x, constants, theirs, **options)
+        found = quantize_operand(own, constants, ours, overwrite=True, **options)
         assert found.values is own and same(own, expected.values) and same(found.scale, expected.scale)
         assert torch.equal(ours, theirs)
     assert len(calls) == 4
     for granularity, dim, step in (("row", 1, (40, 1)), ("row", 0, (1, 3)), ("tensor", 1, (40, 1))):  # as products want
         options = {"granularity": granularity, "dim": dim, "dtype": torch.float8_e4m3fn}
-        (expected,) = defined(monkeypatch, [x], [constants], **options)
-        (found,) = quantize_operands([x], [constants], **options)
+        expected = defined(monkeypatch, x, constants, **options)
+        found = quantize_operand(x, constants, **options)
         assert same(found.values, expected.values) and same(found.scale, expected.scale)
         assert found.values.stride() == step
-    del calls[4:]
-    leaf = x.clone().requires_grad_()
-    values, scale = quantize_operand(leaf, constants, granularity="row")
-    values.float().sum().backward()
-    assert len(calls) == 5 and torch.equal(leaf.grad, scale.expand(3, 40)) and torch.equal(scale, 448 / amax(x, "row"))
 
 
 @interpreted
@@ -336,13 +328,13 @@ def test_rotated_operands_of_a_gpu_are_made_by_kernels(monkeypatch, compiled):
     packed = nvfp4 | {"dtype": PACKED}
     constants, x, over = format_constants("E2M1", scale_format="E4M3"), spread((37, 20)), torch.tensor(3.7)
     cases = {
-        "rotated": lambda: tuple(quantize_operands([x], [constants], [], [STREAM], rotate=True, **nvfp4)[0]),
-        "packed": lambda: tuple(quantize_operands([x], [constants], [], [STREAM], rotate=True, **packed)[0]),
-        "packed rows": lambda: tuple(quantize_operands([x], [constants], **(packed | {"dim": 1}))[0]),
+        "rotated": lambda: tuple(quantize_operand(x, constants, None, STREAM, rotate=True, **nvfp4)),
+        "packed": lambda: tuple(quantize_operand(x, constants, None, STREAM, rotate=True, **packed)),
+        "packed rows": lambda: tuple(quantize_operand(x, constants, **(packed | {"dim": 1}))),
         "pair": lambda: ms_eden_pair(x, x.bfloat16(), constants, STREAM, 1, dtype=torch.bfloat16, over=over),
     }
     with torch.library._scoped_library("altgrad", "IMPL") as library:
-        library.impl("rotate_and_quantize_into", operators.ON_GPU["rotate_and_quantize_into"], "CPU")
+        library.impl("rotate_and_quantize_into", operand.ON_GPU["rotate_and_quantize_into"], "CPU")
         library.impl("rotated_ms_eden_into", ms_eden._rotated_into, "CPU")
         for name, make in cases.items():
             with monkeypatch.context() as patch:
@@ -357,7 +349,7 @@ def test_rotated_operands_of_a_gpu_are_made_by_kernels(monkeypatch, compiled):
 @pytest.mark.usefixtures("on_a_gpu")
 def test_a_kernel_that_fails_says_so_once_and_the_bits_are_the_same(monkeypatch):
     x, constants = spread((3, 40)), format_constants("E4M3")
-    (expected,) = defined(monkeypatch, [x], [constants])
+    expected = defined(monkeypatch, x, constants)
 
     def has_no_memory(*_: Any) -> Tensor:
         raise torch.OutOfMemoryError("none left")
@@ -367,16 +359,16 @@ def test_a_kernel_that_fails_says_so_once_and_the_bits_are_the_same(monkeypatch)
 
     with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):  # a smaller batch may do
         patch.setattr(launch, "_quantize", has_no_memory)
-        quantize_operands([x], [constants])
+        quantize_operand(x, constants)
 
     monkeypatch.setattr(launch, "_quantize", fails)
     assert launch.takes_kernels(x, torch.float32, ROWS)
     with pytest.warns(UserWarning, match="not in use, training is slower: no such instruction"):
-        (found,) = quantize_operands([x], [constants])
+        found = quantize_operand(x, constants)
     assert same(found.values, expected.values) and not launch.takes_kernels(x, torch.float32, ROWS)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert same(quantize_operands([x], [constants])[0].values, expected.values)
+        assert same(quantize_operand(x, constants).values, expected.values)
 
 
 @interpreted

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_map_only
 from altgrad.config.recipe import LayerRecipe
 from altgrad.model.quantized.operand import Operand, Operands
 from altgrad.model.quantized.quantizer import Quantizer
-from altgrad.numerics import encode_operand, quantize_operands
+from altgrad.numerics import encode_operand, quantize_operand
 from altgrad.numerics.scaling import scaling_amax
 
 SHARED_ROLES = ("input", "grad")  # a weight is the same in every process
@@ -126,7 +126,7 @@ class ByCodes(torch.Tensor):
         amax = largest.to(part.dtype).float()  # also of the rounded weight, since rounding keeps order
         amax = scaling_amax(quantizer.remembered_amax(), amax)
         options = {"method": "most-recent", "dtype": torch.float32, **quantizer.scaling.options}
-        (operand,) = quantize_operands([part], [quantizer.constants], [amax.reshape(1)], **options)
+        operand = quantize_operand(part, quantizer.constants, amax.reshape(1), **options)
         codes = encode_operand(operand.values, quantizer.constants)
         missing = -(-outer_size[0] // mesh.size()) - len(codes)
         if missing:

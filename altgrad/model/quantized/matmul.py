@@ -58,7 +58,7 @@ class MatmulSettings:
         operands does not change the sum. It spreads a token's outlier over 16, which costs the others less precision.
     ms_eden: whether MS-EDEN quantizes the gradient and the forward product's operands anew for the backward products.
     input, weight, grad: how the tensor is scaled, ``None`` if it is not quantized.
-    grad_learns: which amax the gradient's history keeps, as ``learns`` of `quantize_operands`.
+    grad_learns: which amax the gradient's history keeps, as ``learns`` of `quantize_operand`.
     """
 
     operand_dtype: torch.dtype

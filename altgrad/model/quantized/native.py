@@ -42,7 +42,7 @@ def native_product(
 ) -> Tensor:
     """Return ``a @ b / (scale_a scale_b)`` for ``a`` (n, k) and ``b`` (k, m), whose values are float8 or packed.
 
-    Scales are 0-d, or (n, 1) and (1, m), or of blocks, as `quantize_operands` returns them. The result is bfloat16 for
+    Scales are 0-d, or (n, 1) and (1, m), or of blocks, as `quantize_operand` returns them. The result is bfloat16 for
     scales (n, 1) and for ``dtype`` bfloat16, else float32. ``no_autocast`` switches autocast off for a CPU's sum.
     """
     assert a.scale is not None and b.scale is not None

@@ -26,7 +26,7 @@ from altgrad.numerics import (
     amax_from_history,
     decode_operand,
     encode_operand,
-    quantize_operands,
+    quantize_operand,
     rotate_rows,
 )
 from altgrad.numerics.compile_utils import materialized
@@ -62,7 +62,7 @@ class Operand(NamedTuple):
     ) -> Operand:  # fmt: skip
         """Return the 2-d ``t``, quantized by ``state`` for a product that sums over ``dim``; without ``scaling``, cast.
 
-        The other options are the ones of `quantize_operands`.
+        The other options are the ones of `quantize_operand`.
         """
         t, constants, history, stream = t.detach(), *state
         if scaling is None:
@@ -75,9 +75,8 @@ class Operand(NamedTuple):
                 t, rotate, overwrite = rotate_rows(t), False, True
             history, method, learns = _amax_over_ranks(t, scaling, history, dim, learns), "most-recent", "nothing"
             first = dist.get_rank() * t.numel() if stream is not None else 0
-        histories, streams = ([] if tensor is None else [tensor] for tensor in (history, stream))
-        (quantized,) = quantize_operands(
-            [t], [constants], histories, streams, method=method, learns=learns, first=first, overwrite=overwrite,
+        quantized = quantize_operand(
+            t, constants, history, stream, method=method, learns=learns, first=first, overwrite=overwrite,
             in_memory=in_memory, rotate=rotate, **options,
         )  # fmt: skip
         blocks = quantized.blocks if isinstance(quantized, Packed) else None

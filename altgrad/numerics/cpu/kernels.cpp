@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <span>
 #include <type_traits>
 #include <vector>
 
@@ -58,81 +57,35 @@ void round_parts(const Tensor& from, Tensor& values, const Grid& grid, const Sca
   });
 }
 
-// Writes the operands of xs to ys, which may be the same tensors, and the scales of all tensors, one after the other.
-// histories: one per tensor, which sets its scale, or none. learns: which amax a history stores. streams: random
-// numbers for each tensor, from place `first` on, or none to round to nearest.
-struct Call {
-  Scaling scaling;
-  int64_t first;
-  bool newest;
-  int64_t learns;
-
-  void quantize(std::span<const Tensor> xs, std::span<Tensor> ys, std::span<const Tensor> constants,
-                std::span<Tensor> histories, std::span<const Tensor> streams, float* scales) const {
-    if (scaling.block == 0 && streams.empty()) return quantize_together(xs, ys, constants, histories, scales);
-    for (size_t i = 0; i < xs.size(); scales += scaling.count(xs[i]), ++i) {
-      if (streams.empty() && !scaling.in_groups()) {
-        round_parts(xs[i], ys[i], Grid(constants[i]), scaling, scales);
-        continue;
-      }
-      const float known = histories.empty() ? 0.0f : History(histories[i]).known(newest);
-      const Stream stream = streams.empty() ? Stream{} : Stream::of(streams[i].const_data_ptr<int64_t>());
-      const Stream* numbers = streams.empty() ? nullptr : &stream;
-      const float amax = round_groups(xs[i], ys[i], constants[i], scaling, known, numbers, first, scales);
-      if (!histories.empty()) History(histories[i]).learn(learns, amax);
-    }
-  }
-
-  Tensor quantize(const Tensor& x, Tensor& y, const Tensor& constants, std::vector<Tensor>& histories,
-                  const std::vector<Tensor>& streams) const {
-    Tensor scales = small_float(scaling.sizes(x));
-    float* to_scales = static_cast<float*>(scales.mutable_data_ptr());
-    quantize({&x, 1}, {&y, 1}, {&constants, 1}, histories, streams, to_scales);
-    return scales;
-  }
-
- private:
-  // Rounds to nearest, with one scale per tensor.
-  void quantize_together(std::span<const Tensor> xs, std::span<Tensor> ys, std::span<const Tensor> constants,
-                         std::span<Tensor> histories, float* scales) const {
-    std::vector<Range> ranges;
-    for (size_t i = 0; i < xs.size(); ++i) ranges.push_back({&xs[i], &ys[i], Grid(constants[i])});
-    for (size_t i = 0; i < histories.size(); ++i) ranges[i].known = History(histories[i]).known(newest);
-    round_tensors(ranges, scaling.rule);
-    for (size_t i = 0; i < histories.size(); ++i) History(histories[i]).learn(learns, ranges[i].amax);
-    for (const Range& range : ranges) *scales++ = range.scale;
-  }
-};
-
+// Writes the operand of x to `values`, which may be x, and returns its scales. histories: what sets the scale, or
+// empty. learns: which amax a history stores. streams: random numbers from place `first` on; empty to round to nearest.
+//
 // The operators take numbers, tensors and lists of them: torch 2.13 leaks a string or an optional tensor at each call
 // of a stable operator.
-Tensor quantize_in_place(Tensor values, Tensor constants, std::vector<Tensor> histories, std::vector<Tensor> streams,
-                         int64_t first, bool newest, int64_t learns, int64_t block, int64_t dim, int64_t rule) {
-  const Call call{{block, dim != 0, rule}, first, newest, learns};
-  return call.quantize(values, values, constants, histories, streams);
-}
-
 Tensor quantize_into(Tensor x, Tensor values, Tensor constants, std::vector<Tensor> histories,
                      std::vector<Tensor> streams, int64_t first, bool newest, int64_t learns, int64_t block,
                      int64_t dim, int64_t rule) {
   if (!x.is_contiguous()) x = torch::stable::contiguous(x);
-  const Call call{{block, dim != 0, rule}, first, newest, learns};
-  return call.quantize(x, values, constants, histories, streams);
+  const Scaling scaling{block, dim != 0, rule};
+  Tensor scales = small_float(scaling.sizes(x));
+  float* to = static_cast<float*>(scales.mutable_data_ptr());
+  const bool nearest = streams.empty(), one_scale = block == 0;
+  if (nearest && !one_scale && !scaling.in_groups()) {
+    round_parts(x, values, Grid(constants), scaling, to);
+    return scales;
+  }
+  const float known = histories.empty() ? 0.0f : History(histories[0]).known(newest);
+  const Stream stream = nearest ? Stream{} : Stream::of(streams[0].const_data_ptr<int64_t>());
+  const float amax = nearest && one_scale
+                         ? round_tensor(x, values, Grid(constants), rule, known, *to)
+                         : round_groups(x, values, constants, scaling, known, nearest ? nullptr : &stream, first, to);
+  if (!histories.empty()) History(histories[0]).learn(learns, amax);
+  return scales;
 }
 
-// Quantizes several tensors. Returns the scales of all tensors, one after the other.
-Tensor quantize_each_into(std::vector<Tensor> xs, std::vector<Tensor> values, std::vector<Tensor> constants,
-                          std::vector<Tensor> histories, std::vector<Tensor> streams, int64_t first, bool newest,
-                          int64_t learns, int64_t block, int64_t dim, int64_t rule) {
-  const Call call{{block, dim != 0, rule}, first, newest, learns};
-  int64_t count = 0;
-  for (Tensor& x : xs) {
-    if (!x.is_contiguous()) x = torch::stable::contiguous(x);
-    count += call.scaling.count(x);
-  }
-  Tensor scales = small_float({count});
-  call.quantize(xs, values, constants, histories, streams, static_cast<float*>(scales.mutable_data_ptr()));
-  return scales;
+Tensor quantize_in_place(Tensor values, Tensor constants, std::vector<Tensor> histories, std::vector<Tensor> streams,
+                         int64_t first, bool newest, int64_t learns, int64_t block, int64_t dim, int64_t rule) {
+  return quantize_into(values, values, constants, histories, streams, first, newest, learns, block, dim, rule);
 }
 
 Tensor rotate_rows(Tensor x, Tensor signs) {
@@ -188,7 +141,6 @@ Tensor decode_operand(Tensor codes, Tensor constants, ScalarType dtype) {
 STABLE_TORCH_LIBRARY_IMPL(altgrad, CPU, m) {
   m.impl("quantize_into", TORCH_BOX(&altgrad::quantize_into));
   m.impl("quantize_in_place", TORCH_BOX(&altgrad::quantize_in_place));
-  m.impl("quantize_each_into", TORCH_BOX(&altgrad::quantize_each_into));
   m.impl("random_signs", TORCH_BOX(&altgrad::random_signs));
   m.impl("rotate_rows", TORCH_BOX(&altgrad::rotate_rows));
   m.impl("encode_operand", TORCH_BOX(&altgrad::encode_operand));

@@ -1,4 +1,4 @@
-// philox.py in loops: the uniform numbers of a stream, Philox4x32-10 over its places.
+// Random numbers of rounding.py in loops: the uniform numbers of a stream, Philox4x32-10 over its places.
 
 #pragma once
 

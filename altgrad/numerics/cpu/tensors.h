@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <limits>
 #include <new>
-#include <span>
 #include <vector>
 
 #include "elements.h"
@@ -41,11 +41,6 @@ struct Scaling {
     if (block != -1) return {0};
     return rows ? std::vector<int64_t>{x.size(0), 1} : std::vector<int64_t>{1, x.size(1)};
   }
-  int64_t count(const Tensor& x) const {
-    int64_t product = 1;
-    for (const int64_t size : sizes(x)) product *= size;
-    return product;
-  }
 };
 
 // In block_scales.cpp: writes the operand of x to y, which may be x, and the returned scales to `kept`. Returns the
@@ -55,22 +50,6 @@ float round_groups(const Tensor& x, Tensor& y, const Tensor& constants, const Sc
                    const Stream* stream, int64_t first, float* kept);
 
 constexpr int64_t kSpan = 1 << 16;  // elements that a thread handles at a time
-
-struct Span {
-  size_t tensor;
-  int64_t begin, count;
-};
-
-// A tensor, its operand, and their scale.
-struct Range {
-  const Tensor* x;
-  Tensor* y;
-  Grid grid;
-  float known = 0;  // the amax that sets the scale; 0: the amax of x does
-  float amax = 0, scale = 1;
-
-  bool is_known() const { return known > 0; }
-};
 
 // Rounds x to y and returns the largest magnitude of x as its `order`, in one pass.
 template <class T, class U, class R>
@@ -85,61 +64,49 @@ uint32_t round_and_find_largest(const T* x, U* y, int64_t n, float scale, const 
   return order(from_order(found));
 }
 
-// Rounds all tensors as if they were one, so that small tensors keep every thread busy too. If the scale is known
-// beforehand, amax is found while rounding. Otherwise a first pass finds amax. It runs from the end, which was written
-// last and is still in the cache, to the beginning, which is then in the cache when rounding starts.
-inline void round_tensors(std::span<Range> ranges, int64_t rule) {
-  std::vector<Span> spans;
-  for (size_t i = 0; i < ranges.size(); ++i) {
-    const int64_t n = ranges[i].x->numel();
-    for (int64_t begin = 0; begin < n; begin += kSpan) spans.push_back({i, begin, std::min(kSpan, n - begin)});
-  }
-  std::vector<uint32_t> found(spans.size());
+// Rounds x to y at one scale, which is written to `scale`, and returns the amax of x. known: the amax that sets the
+// scale; 0: the amax of x does. If the scale is known beforehand, amax is found while rounding. Otherwise a first pass
+// finds amax. It runs from the end, which was written last and is still in the cache, to the beginning, which is then
+// in the cache when rounding starts.
+inline float round_tensor(const Tensor& x, Tensor& y, const Grid& grid, int64_t rule, float known, float& scale) {
+  const int64_t n = x.numel(), spans = (n + kSpan - 1) / kSpan;
+  const bool is_known = known > 0;
+  std::vector<uint32_t> found(spans);
   auto each_span = [&](bool backwards, const auto& run) {
-    over(spans.size(), kSpan, [&](int64_t first, int64_t last) {
+    over(spans, kSpan, [&](int64_t first, int64_t last) {
       for (int64_t at = first; at < last; ++at) {
         const int64_t i = backwards ? first + last - 1 - at : at;
-        run(spans[i], ranges[spans[i].tensor], found[i]);
+        run(i * kSpan, std::min(kSpan, n - i * kSpan), found[i]);
       }
     });
   };
-  auto gather_amax = [&](bool of_known) {
-    for (size_t i = 0; i < spans.size(); ++i) {
-      Range& range = ranges[spans[i].tensor];
-      if (range.is_known() == of_known) range.amax = from_order(std::max(order(range.amax), found[i]));
+  float amax = 0;
+  auto gather_amax = [&] {
+    for (const uint32_t here : found) amax = from_order(std::max(order(amax), here));
+  };
+  dispatch(x, y, grid, [&](const auto* from, auto* to, const auto& round) {
+    if (!is_known) {
+      each_span(true, [&](int64_t begin, int64_t count, uint32_t& found_here) {
+        found_here = order(from_order(largest(from + begin, count)));
+      });
+      gather_amax();
     }
-  };
-  if (!std::all_of(ranges.begin(), ranges.end(), [](const Range& range) { return range.is_known(); })) {
-    each_span(true, [](const Span& span, const Range& range, uint32_t& found_here) {
-      if (range.is_known()) return;
-      with_input(*range.x, [&](const auto* x) { found_here = order(from_order(largest(x + span.begin, span.count))); });
-    });
-    gather_amax(false);
-  }
-  for (Range& range : ranges) {
-    range.scale = scale_of(range.is_known() ? range.known : range.amax, ScaleRule(rule, range.grid));
-  }
-  each_span(false, [](const Span& span, const Range& range, uint32_t& found_here) {
-    dispatch(*range.x, *range.y, range.grid, [&](const auto* from, auto* to, const auto& round) {
-      const auto* x = from + span.begin;
-      auto* y = to + span.begin;
-      if (range.is_known()) {
-        found_here = round_and_find_largest(x, y, span.count, range.scale, round);
+    scale = scale_of(is_known ? known : amax, ScaleRule(rule, grid));
+    each_span(false, [&](int64_t begin, int64_t count, uint32_t& found_here) {
+      if (is_known) {
+        found_here = round_and_find_largest(from + begin, to + begin, count, scale, round);
       } else {
-        round_scaled(x, y, span.count, range.scale, round.saturates(range.amax, range.scale), round);
+        round_scaled(from + begin, to + begin, count, scale, round.saturates(amax, scale), round);
       }
     });
+    if (!is_known) return;
+    gather_amax();
+    if (is_finite(amax)) return;
+    // A known scale must not hide an Inf or NaN: all of such a tensor becomes NaN, as at its own scale.
+    scale = std::numeric_limits<float>::quiet_NaN();
+    for (int64_t i = 0; i < n; ++i) store(to + i, scale);
   });
-  gather_amax(true);
-  // A known scale must not hide an Inf or NaN: all of such a tensor becomes NaN, as at its own scale.
-  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
-  for (Range& range : ranges) {
-    if (!range.is_known() || is_finite(range.amax)) continue;
-    range.scale = kNaN;
-    with_output(*range.y, [&](auto* y) {
-      for (int64_t i = 0; i < range.y->numel(); ++i) store(y + i, kNaN);
-    });
-  }
+  return amax;
 }
 
 }  // namespace altgrad
