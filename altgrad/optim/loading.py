@@ -11,10 +11,9 @@ from torch import Tensor, nn
 from altgrad.config.arms import Arm
 from altgrad.config.state import State
 from altgrad.model.quantized.data_parallel import is_sharded
-from altgrad.optim.code_weights import plain
 from altgrad.optim.sharded import from_part, gather_full, local, split_as
 from altgrad.optim.state_codec import POWER, SCALE, Coding, Codings, codings_of, decoded
-from altgrad.optim.weight_grid import HELD, WeightGrid
+from altgrad.optim.weight_grid import HELD, WeightGrid, plain
 
 #: Name parts that torch.compile, FSDP1 and checkpoint_wrapper insert into parameter names.
 WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}

@@ -18,13 +18,12 @@ from altgrad.numerics import permutation
 from altgrad.numerics.compile_utils import compile_apart, sent
 from altgrad.numerics.constants import table_of
 from altgrad.optim import update, update_cpu, update_gpu
-from altgrad.optim.code_weights import CodeWeight, plain, store
 from altgrad.optim.groups import completed, initial_groups, share_kept, step_adamw, step_numbers, step_sgd
 from altgrad.optim.loading import Resumable
 from altgrad.optim.sharded import all_finite, gather_full, gathered, is_elementwise, largest, local
 from altgrad.optim.state_codec import Codings, opened
 from altgrad.optim.stiffness import Stiffness
-from altgrad.optim.weight_grid import WeightGrid
+from altgrad.optim.weight_grid import CodeWeight, WeightGrid, plain, store
 
 Loss = TypeVar("Loss", bound=Tensor | float)
 Stream = tuple[int, int, int]  # seed, parameter and step of random numbers

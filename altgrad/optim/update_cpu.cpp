@@ -22,21 +22,6 @@
 namespace altgrad {
 namespace {
 
-// round_to_grid_stochastic of rounding.py.
-struct StochasticRounder {
-  Spacing spacing;
-  float zero;
-
-  explicit StochasticRounder(const Grid& grid) : spacing(grid), zero(grid.zero) {}
-
-  float operator()(float x, float random) const {
-    const float magnitude = std::min(absolute(x), spacing.max), step = spacing(magnitude);
-    const float steps = magnitude * inverse(step), below = std::floor(steps);
-    const float up = random < steps - below ? 1.0f : 0.0f;
-    return with_sign_of(std::min((below + up) * step, spacing.max), x) + zero;
-  }
-};
-
 // e^x to 2 ulp: Cephes' expf (S. L. Moshier). It is inlined, so the compiler vectorizes loops over it.
 float exponential(float x) {
   const float bounded = std::min(std::max(x, -87.0f), 88.0f);
@@ -179,8 +164,6 @@ void move(Arm arm, const Numbers h, float* __restrict p, const float* __restrict
     case unit::kWeight:
       for (int64_t i = 0; i < n; ++i) p[i] = p[i] * h.decay - h.lr * step[i];
       break;
-    default:
-      unknown("unit", arm[setting::kUnit]);
   }
 }
 
@@ -295,7 +278,7 @@ class Step {
     if (by_rungs && amax == *held_ && present <= amax) return;  // whole code steps at the same scale
     *held_ = amax;
     if (arm_[setting::kWeights] == weights::kStochastic && !by_rungs) {
-      round_weights<true>(StochasticRounder(grid_));
+      round_weights<true>(ByChance(grid_));
     } else if (grid_.root == 0) {
       round_weights<false>(Rounder<false>(grid_));
     } else {
@@ -405,15 +388,13 @@ class Decoded {
 // scale and power of each coded moment. codings: from state_codec.packed for m and v, an empty tensor if not coded.
 // held: the amax that the step sets. known: the amax that sets the scale for the stiffness. stiffness: constants,
 // numbers, shuffle.
-void coded_arm_step(Tensor p, Tensor g, std::vector<Tensor> moments, std::vector<Tensor> scales,
-                    std::vector<Tensor> codings, Tensor settings, Tensor numbers, Tensor constants,
-                    std::vector<Tensor> held, std::vector<Tensor> known, std::vector<Tensor> stiffness, int64_t seed,
-                    int64_t tensor, int64_t step) {
+void arm_step(Tensor p, Tensor g, std::vector<Tensor> moments, std::vector<Tensor> scales,
+              std::vector<Tensor> codings, Tensor settings, Tensor numbers, Tensor constants,
+              std::vector<Tensor> held, std::vector<Tensor> known, std::vector<Tensor> stiffness, int64_t seed,
+              int64_t tensor, int64_t step) {
   const int64_t n = p.numel(), row = p.dim() < 2 ? n : p.size(p.dim() - 1);
   if (n == 0) return;
   const Arm arm = static_cast<const int32_t*>(settings.const_data_ptr());
-  const int32_t written = arm[setting::kWeights];
-  if (written < weights::kMaster || written > weights::kStochastic) unknown("weights", written);
   const Grid grid(constants);
   float* const held_amax = held.empty() ? nullptr : floats(held[0]);
   std::optional<Decoded> decoded;
@@ -423,7 +404,7 @@ void coded_arm_step(Tensor p, Tensor g, std::vector<Tensor> moments, std::vector
   Tensors t{decoded ? decoded->values() : floats(p), g.const_data_ptr<float>()};
   auto moment = moments.begin(), scale = scales.begin(), coding = codings.begin();
   const auto take = [&](float*& values, Codec& codec) {
-    if (coding == codings.end() || coding->numel() == 0) {
+    if (coding->numel() == 0) {
       values = floats(*moment);
     } else {
       float* const powers = scale[1].numel() == 0 ? nullptr : floats(scale[1]);
@@ -431,8 +412,7 @@ void coded_arm_step(Tensor p, Tensor g, std::vector<Tensor> moments, std::vector
       codec = Codec(packed, n, row, moment->mutable_data_ptr(), scale->mutable_data_ptr(), powers);
       scale += 2;
     }
-    ++moment;
-    if (coding != codings.end()) ++coding;
+    ++moment, ++coding;
   };
   if (arm[setting::kFirst]) take(t.m, t.coded_m);
   if (arm[setting::kSecond]) take(t.v, t.coded_v);
@@ -453,17 +433,9 @@ void coded_arm_step(Tensor p, Tensor g, std::vector<Tensor> moments, std::vector
   if (decoded) decoded->keep();
 }
 
-// coded_arm_step with float32 moments only.
-void arm_step(Tensor p, Tensor g, std::vector<Tensor> moments, Tensor settings, Tensor numbers, Tensor constants,
-              std::vector<Tensor> held, std::vector<Tensor> known, std::vector<Tensor> stiffness, int64_t seed,
-              int64_t tensor, int64_t step) {
-  coded_arm_step(p, g, moments, {}, {}, settings, numbers, constants, held, known, stiffness, seed, tensor, step);
-}
-
 }  // namespace
 }  // namespace altgrad
 
 STABLE_TORCH_LIBRARY_IMPL(altgrad, CPU, m) {
   m.impl("arm_step", TORCH_BOX(&altgrad::arm_step));
-  m.impl("coded_arm_step", TORCH_BOX(&altgrad::coded_arm_step));
 }

@@ -70,25 +70,14 @@ DEFINITIONS = "".join([
 ])  # fmt: skip
 
 # A list argument is empty if the arm has no such tensors: without a stiffness, ``stiffness`` is [].
-_REST = (
-    "Tensor settings, Tensor numbers, Tensor constants, Tensor(c!)[] held, Tensor[] known, Tensor[] stiffness, "
-    "int seed, int tensor, int step) -> ()"
-)
-torch.library.define("altgrad::arm_step", f"(Tensor(a!) p, Tensor g, Tensor(b!)[] moments, {_REST}")
 torch.library.define(
-    "altgrad::coded_arm_step",
-    f"(Tensor(a!) p, Tensor g, Tensor(b!)[] moments, Tensor(d!)[] scales, Tensor[] codings, {_REST}",
+    "altgrad::arm_step",
+    "(Tensor(a!) p, Tensor g, Tensor(b!)[] moments, Tensor(d!)[] scales, Tensor[] codings, Tensor settings, "
+    "Tensor numbers, Tensor constants, Tensor(c!)[] held, Tensor[] known, Tensor[] stiffness, int seed, int tensor, "
+    "int step) -> ()",
 )
-
-
-@torch.library.register_fake("altgrad::arm_step")
-@torch.library.register_fake("altgrad::coded_arm_step")
-def _traced(*arguments: object) -> None:
-    """Do nothing when traced: both operators return nothing."""
-
-
+torch.library.register_fake("altgrad::arm_step", lambda *arguments: None)
 arm_step = torch.ops.altgrad.arm_step.default
-coded_arm_step = torch.ops.altgrad.coded_arm_step.default
 
 
 def takes(p: Tensor) -> bool:
@@ -158,11 +147,8 @@ class Loops:
             remembered: the amax (0-d float32) that sets the scale; None means the current amax of ``p``.
         """
         known = remembered if self._sets_scale is None else self._sets_scale
-        moments, codes = [state[name] for name in self._names], []
-        if self._coded:
-            scales = [state.get(name + part, self._nothing) for name in self._coded for part in (SCALE, POWER)]
-            codes = [scales, self._codings]
-        (coded_arm_step if codes else arm_step)(
-            p, g.contiguous(), moments, *codes, self._settings, numbers, self._constants, self._held,
-            [] if known is None else [known], self._stiffness, *stream,
+        scales = [state.get(name + part, self._nothing) for name in self._coded for part in (SCALE, POWER)]
+        arm_step(
+            p, g.contiguous(), [state[name] for name in self._names], scales, self._codings, self._settings, numbers,
+            self._constants, self._held, [] if known is None else [known], self._stiffness, *stream,
         )  # fmt: skip

@@ -10,7 +10,10 @@ import itertools
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from altgrad.config.arms import BASES, FORMAT_FREE, PLAIN
+from altgrad.formats import from_definition
 from altgrad.reporting.load import Study, every_rule
 
 NULL_STIFFNESS = ("mean", "permuted")  # they carry no information about the weight
@@ -158,12 +161,13 @@ def is_quantized(study: Study, entry: str) -> bool:
 
 
 def has_even_grid(study: Study, entry: str) -> bool:
-    """Whether every weight format of ``entry`` is a uniform grid: at most one exponent bit.
+    """Whether every weight format of ``entry`` is a uniform grid, as those of at most one exponent bit are.
 
     There stiffness is one number, and every optimizer takes the steps of its baseline optimizer.
     """
     names, formats = weight_formats(study, entry), study.entry(entry).get("formats", {})
-    return bool(names) and all(name in formats and formats[name]["exponent_bits"] <= 1 for name in names)
+    uniform = (name in formats and np.ptp(np.diff(from_definition(formats[name]).values)) == 0 for name in names)
+    return bool(names) and all(uniform)
 
 
 def unquantized_controls(study: Study) -> dict[str, str]:

@@ -40,9 +40,9 @@ from altgrad.config.tasks import HISTORY
 from altgrad.model import embedded_weights, layer_recipe, linear_layers
 from altgrad.model.layers import is_transposed, quantizer_of
 from altgrad.optim import ArmOptimizer, WeightGrid
-from altgrad.optim.code_weights import plain
+from altgrad.optim.loading import HELD
 from altgrad.optim.sharded import gather_full, keep_part
-from altgrad.optim.weight_grid import HELD
+from altgrad.optim.weight_grid import plain
 from altgrad.training.monitor import Measurement
 
 KEPT = 2  # checkpoints

@@ -1,4 +1,4 @@
-"""The native backend, ``torch._scaled_mm``, against the emulated one and against torchao.
+"""The native backend, ``torch._scaled_mm``, against the emulated one.
 
 Oracle: each other, and float64 products of the operands. The operands are the same to the bit, so the bounds are
 those of rounding analysis: u = 2^-24 for each of the float32 roundings of a sum of n products (Higham 2002,
@@ -242,26 +242,6 @@ def test_packed_codes_times_their_scales_are_the_emulated_operands(granularity, 
             damaged[30, 7] = unusual
             packed = quantize_operand(damaged, constants, dim=dim, dtype=PACKED, **options)
             assert packed.scale.isnan() and (packed.blocks & 0x7F == 0x7F).all()
-
-
-def test_codes_are_packed_as_torchao_does():
-    """Where its scales are ours: of blocks whose amax is 2^-6 / 448 of the tensor's and more (see `two_level`)."""
-    from torchao.prototype.mx_formats.nvfp4_tensor import nvfp4_quantize, per_tensor_amax_to_scale
-
-    t = torch.randn(64, 96, generator=torch.Generator().manual_seed(5)).bfloat16()
-    constants = format_constants("E2M1", scale_format="E4M3")
-    options = {"granularity": "block", "block": 16, "scale_format": "E4M3"}
-    found = quantize_operand(t, constants, dtype=PACKED, **options)
-    scales, codes = nvfp4_quantize(t, 16, per_tensor_amax_to_scale(t.abs().amax()))
-    assert torch.equal(found.values, codes) and torch.equal(found.blocks, scales.view(torch.uint8))
-
-
-def test_scales_are_swizzled_as_torchao_does():
-    from torchao.prototype.mx_formats.utils import to_blocked
-
-    for n, blocks in ((128, 4), (300, 9), (5, 1)):
-        scales = torch.randint(255, (n, blocks), dtype=torch.uint8, generator=torch.Generator().manual_seed(n))
-        assert torch.equal(native.swizzled(scales), to_blocked(scales).flatten())
 
 
 @pytest.mark.parametrize("name", ["MXFP8", "tiles", "NVFP4", "NVFP4 as published"])

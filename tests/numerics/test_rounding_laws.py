@@ -1,8 +1,7 @@
-"""Laws of rounding, each for every format, on all 2^16 bfloat16 inputs or on arbitrary float32; and usual mistakes."""
+"""Laws of rounding that its oracles do not imply, for every format, on all bfloat16 and arbitrary float32 inputs."""
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from altgrad.formats import Format, get_format
-from altgrad.numerics import compute_scale, format_constants, quantize, round_to_grid, ulp
+from altgrad.numerics import compute_scale, format_constants, quantize, round_to_grid
 from altgrad.numerics.constants import ANCHOR, MAX, ROOT, SPACING, ULPS, packed_constants
 from altgrad.numerics.prove import decision_points
 from altgrad.numerics.reference import round_scalar
@@ -36,20 +35,6 @@ def rounded(x: torch.Tensor, fmt: Format) -> torch.Tensor:
 
 
 @every_format
-def test_results_are_the_nearest_values_of_the_format(fmt):
-    """Odd, within half an ulp, with NaN for NaN alone, and with the sign of zero where there is a negative zero."""
-    y = rounded(INPUTS, fmt)
-    assert torch.isin(y[~y.isnan()].double(), torch.tensor(fmt.values)).all()
-    assert_identical(rounded(-INPUTS, fmt) + 0.0, -y + 0.0, INPUTS)  # adding 0 forgets the sign of zero
-    inside = INPUTS.abs() <= fmt.max
-    error = (y[inside].double() - INPUTS[inside].double()).abs()
-    assert (error <= ulp(INPUTS[inside].double(), fmt) / 2).all()
-    assert torch.equal(y.isnan(), INPUTS.isnan())
-    negative = torch.signbit(INPUTS) if fmt.has_negative_zero else torch.zeros_like(inside)
-    assert torch.equal(torch.signbit(y)[y == 0], negative[y == 0])
-
-
-@every_format
 def test_eager_chunks_and_general_path_give_the_bits_of_the_kernel(fmt):
     inputs = torch.cat([INPUTS, decision_points(fmt, stride=1 + len(fmt.magnitudes) // 4096)])
     kernel = rounded(inputs, fmt)
@@ -71,17 +56,6 @@ def test_every_mode_is_monotone_idempotent_and_fixes_representable_values(fmt, r
     assert_identical(quantize(values, fmt, rounding=rounding), values, values)
 
 
-@pytest.mark.parametrize("fmt", FORMATS, ids=name_of)
-def test_directed_modes_bracket_the_value(fmt):
-    x = INPUTS[INPUTS.double().abs() <= fmt.max].double()
-    x = x if fmt.signed else x[x >= fmt.smallest]
-    below, above = (quantize(x, fmt, rounding=mode) for mode in ("down", "up"))
-    inward = quantize(x, fmt, rounding="toward-zero")
-    assert ((below <= x) & (x <= above)).all()
-    assert torch.equal(inward + 0.0, torch.where(x < 0, above, below) + 0.0)
-    assert (above - below <= ulp(x, fmt)).all()
-
-
 # --- mistakes that published quantizers make, each as the case that shows it ------------------------------------------
 
 PATHS = {
@@ -94,17 +68,6 @@ every_path = pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
 
 def patterns(*bits: int) -> torch.Tensor:
     return torch.tensor(bits, dtype=torch.int64).int().view(torch.float32)
-
-
-@every_path
-@pytest.mark.parametrize("fmt", EIGHT_BIT_SPLITS, ids=name_of)
-def test_just_below_a_power_of_two_the_lower_binade_is_used(path, fmt):
-    """floor(log2(x)) is one too high there in 250 of 254 float32 binades."""
-    powers = 2.0 ** torch.arange(-126, 128, dtype=torch.float64)
-    x = torch.nextafter(powers.float(), torch.tensor(0.0))
-    assert_identical(path(x, fmt), torch.tensor([round_scalar(v, fmt) for v in x.tolist()]), x)
-    inside = (powers > 2 * fmt.smallest) & (powers <= fmt.max) & (powers > 2.0**fmt.emin)
-    assert torch.equal(ulp(x[inside], fmt) * 2, ulp(powers[inside].float(), fmt))
 
 
 @pytest.mark.parametrize("name", ["E6M1", "E7M0", "E8M3IEEE", "BF16"])
@@ -163,22 +126,3 @@ def test_flushing_subnormals_changes_nothing_in_eight_bits(path, fmt):
     finally:
         torch.set_flush_denormal(False)
     assert_identical(flushed, expected, x)
-
-
-@pytest.mark.parametrize(
-    ("name", "decibels"),
-    [("E5M2", 25.57), ("E4M3", 31.55), ("E3M4", 37.56), ("E2M5", 42.67), ("E1M6", 40.54), ("E0M7", 40.54)],
-)
-def test_best_sqnr_of_a_normal_distribution_is_the_known_one(name, decibels):
-    """By Kuzmin et al. 2022 (arXiv:2208.09225), recomputed: it depends on ranges, spacing and rounding being right."""
-    fmt = get_format(name)
-    x = torch.linspace(-7, 7, 2**16 + 1)
-    density = torch.exp(-(x.double() ** 2) / 2)
-    density /= density.sum()
-
-    def sqnr(clip: float) -> float:
-        error = quantize(x, fmt, scale=fmt.max / clip).double() - x
-        return -10 * math.log10((density * error**2).sum())
-
-    # A float-like format repeats itself with every factor of two in the clip.
-    assert max(sqnr(clip) for clip in np.geomspace(3.0, 9.0, 100)) == pytest.approx(decibels, abs=0.02)

@@ -8,13 +8,7 @@ from torch import nn
 from altgrad.formats import get_format
 from altgrad.optim import ArmOptimizer, FormatManifold, WeightGrid, stiffness
 from altgrad.optim.update import MUON_COEFFICIENTS, MUON_RMS
-from tests.optim.arms import FORMATS, MASTER, OPTIONS, arm_named, final, grid_of, make, normal_weights, step
-
-
-def held_grid(fmt: str) -> WeightGrid:
-    """Return a quantization grid whose scale does not follow the weight."""
-    return WeightGrid(get_format(fmt), OPTIONS, remembered=lambda: torch.tensor(0.1))
-
+from tests.optim.arms import MASTER, arm_named, final, grid_of, make, normal_weights, step
 
 # --- the plain arms -----------------------------------------------------------------------------------
 
@@ -65,16 +59,20 @@ def test_without_quantized_weights_an_arm_is_its_plain_form(name):
 # --- stiffness in Adam ----------------------------------------------------------------------------------
 
 
-def test_stiff_grad_is_adamw_where_stiffness_is_constant_and_eps_zero():
-    """Adam's normalisation cancels a constant factor of the gradient; E0M7's spacing is uniform."""
-    found, start = [], normal_weights((24, 32))[0].detach()
-    for name in ("adamw", "spacing_gradient"):
-        (weight,) = normal_weights((24, 32))
-        optimizer = ArmOptimizer({weight: held_grid("E0M7")}, [], arm_named(name, lr=3e-3, eps=0.0, decay=0.0))
-        for i in range(8):
-            step([weight], optimizer, seed=i)
-        found.append(weight.detach() - start)
-    assert torch.allclose(*found, rtol=1e-4, atol=1e-8)
+@pytest.mark.parametrize("fmt", ["E1M6", "E4M3", "E7M0"])
+def test_stiffness_of_the_gradient_is_adamw_of_scaled_gradients(fmt):
+    arm = arm_named("spacing_gradient", normalise="none", decay=0.0)
+    weights, optimizer = make(arm, fmt)
+    (theirs,) = normal_weights((24, 32))
+    oracle = torch.optim.AdamW([theirs], lr=arm.lr, betas=arm.betas, eps=arm.eps, weight_decay=0.0)
+    for i in range(5):
+        spacing = stiffness(weights[0].detach(), fmt)
+        step(weights, optimizer, seed=i)
+        theirs.grad = weights[0].grad * spacing
+        oracle.step()
+        assert torch.allclose(weights[0], theirs, rtol=1e-4, atol=1e-7)
+        moments = (o.state[w]["exp_avg"] for o, w in ((optimizer, weights[0]), (oracle, theirs)))
+        assert torch.allclose(*moments, rtol=1e-3, atol=1e-9)
 
 
 def test_stiff_update_is_adamw_in_a_uniform_format_and_not_elsewhere():
@@ -106,58 +104,7 @@ def test_matched_updates_have_the_size_of_adamws(name):
     assert sizes[0] == pytest.approx(sizes[1], rel=0.1 if name == "madam" else 1e-3)  # madam's is a step in log |w|
 
 
-# --- what each arm moves, in rungs ----------------------------------------------------------------------
-
-TABLE = {  # mean rungs per step by binade of |w|, over that at 2^-6: the table of the design
-    "adamw": {-4: 0.246, -8: 4.02, -12: 63.9},
-    "spacing_gradient": {-4: 0.246, -8: 4.01, -12: 62.7},
-    "spacing_unmatched": {-4: 0.984, -8: 1.00, -12: 1.00},
-    "riemann_adam": {-4: 0.985, -8: 1.00, -12: 0.98},
-}
-
-
-@pytest.mark.parametrize("name", TABLE)
-def test_rungs_moved_by_binade(name):
-    """Weights in the lower half of four binades of E5M2, gradients from N(0, 0.01^2)."""
-    binades = (-4, -6, -8, -12)
-    generator = torch.Generator().manual_seed(0)
-    low = torch.tensor([2.0**b for b in binades])[:, None]
-    start = low * (1.1 + 0.4 * torch.rand((4, 4000), generator=generator))
-    start = start * torch.where(torch.rand(start.shape, generator=generator) < 0.5, -1.0, 1.0)
-    weight = nn.Parameter(start.clone())
-    # The metric's own length, as in the design's trial: where a tensor's small weights meet eps.
-    changes = {"normalise": "none", "lr": 1e-3} if name == "riemann_adam" else {"lr": 1e-6}
-    arm = arm_named(name, decay=0.0, **changes)
-    _, optimizer = make(arm, "E5M2", [weight])
-    moved = torch.zeros(4)
-    for i in range(40):
-        before, spacing = weight.detach().clone(), stiffness(weight, "E5M2")
-        step([weight], optimizer, seed=i)
-        moved += ((weight.detach() - before).abs() / spacing).mean(dim=1)
-    for binade, expected in TABLE[name].items():
-        assert (moved[binades.index(binade)] / moved[1]).item() == pytest.approx(expected, rel=0.03)
-
-
 # --- the Riemannian arms ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("fmt", FORMATS)
-def test_riemann_is_stiff_update_while_stiffness_is_fixed(fmt):
-    """Within 1e-4 rung; no weight leaves its binade in these steps."""
-    start = normal_weights((24, 32))[0].detach()
-    shared = {"lr": 1e-6, "eps": 1e-12, "decay": 0.0}
-    found = []
-    for name in ("riemann_adam", "spacing_unmatched"):
-        weight = nn.Parameter(start.clone())
-        optimizer = ArmOptimizer({weight: held_grid(fmt)}, [], arm_named(name, **shared))
-        for i in range(5):
-            step([weight], optimizer, seed=i)
-        found.append(weight.detach())
-    scale = held_grid(fmt).scale(start)
-    spacing = stiffness(start, fmt, scale=scale)
-    same = torch.stack([stiffness(w, fmt, scale=scale) == spacing for w in found]).all(dim=0)
-    rungs = ((found[0] - found[1]).abs() / spacing)[same]
-    assert same.float().mean() > 0.9 and rungs.max() < 1e-4
 
 
 @pytest.mark.parametrize("fmt", ["E1M6", "E4M3", "E7M0"])

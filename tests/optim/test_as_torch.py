@@ -18,7 +18,7 @@ from torch.optim import lr_scheduler
 from altgrad.config.arms import BASES
 from altgrad.model import Recipe, quantize_model
 from altgrad.optim import Arm, ArmOptimizer, build_optimizer, update_cpu, weight_grids
-from altgrad.optim.code_weights import CodeWeight
+from altgrad.optim.weight_grid import CodeWeight
 from tests.optim.arms import ARMS, arm_named, grid_of, normal_weights
 
 LR, WEIGHT_DECAY = 2.0**-7, 2.0**-4

@@ -16,7 +16,7 @@ from altgrad.config.arms import BASES
 from altgrad.config.recipe import Rule, TensorRecipe
 from altgrad.model import Recipe, quantize_model
 from altgrad.optim import Arm, ArmOptimizer, build_optimizer
-from altgrad.optim.code_weights import CodeWeight
+from altgrad.optim.weight_grid import CodeWeight
 from tests.optim.arms import ARMS, arm_named
 
 Pair = tuple[nn.Module, ArmOptimizer]

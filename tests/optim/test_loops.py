@@ -169,23 +169,13 @@ def test_an_arm_that_the_loops_do_not_know_is_an_error(monkeypatch, threads, set
     assert torch.equal(weights[0], start) and not optimizer.state[weights[0]]["exp_avg"].any()
 
 
-@pytest.mark.usefixtures("compiler")
-def test_a_rounding_that_the_loops_do_not_know_is_an_error():
-    weights, optimizer = make(arm_named("adamw_sr_weights"))
-    optimizer._loops[weights[0]]._settings[update_cpu.SETTINGS.index("weights")] = len(update_cpu.WEIGHTS)
-    with pytest.raises(RuntimeError, match="update_cpu.cpp has no weights of number 3"):
-        step(weights, optimizer, seed=0)
-
-
-@pytest.mark.parametrize(
-    ("operator", "name"), [("arm_step", "spacing_scaled"), ("arm_step", "rung"), ("coded_arm_step", "adamw_coat")]
-)
-def test_the_operator_keeps_torchs_contract(operator, name, monkeypatch):
+@pytest.mark.parametrize("name", ["spacing_scaled", "rung", "adamw_coat"])
+def test_the_operator_keeps_torchs_contract(name, monkeypatch):
     """It changes what its schema says and nothing else, and can be traced."""
     assert update_cpu.loops.load(update_cpu.SOURCE, definitions=update_cpu.DEFINITIONS) is None, "no C++ compiler"
     calls = []
-    monkeypatch.setattr(update_cpu, operator, lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(update_cpu, "arm_step", lambda *arguments: calls.append(arguments))
     weights, optimizer = make(arm_named(name), weights=normal_weights((67, 131)))
     step(weights, optimizer, seed=0)
     with torch.no_grad():
-        torch.library.opcheck(getattr(torch.ops.altgrad, operator).default, calls[0])
+        torch.library.opcheck(torch.ops.altgrad.arm_step.default, calls[0])

@@ -15,7 +15,7 @@ from torch import nn
 from altgrad.formats import get_format
 from altgrad.numerics import quantize, rung, ulp
 from altgrad.optim import Arm, ArmOptimizer, update_cpu
-from altgrad.optim.code_weights import CodeWeight, plain
+from altgrad.optim.weight_grid import CodeWeight, plain
 from tests.optim.arms import ARMS, EXTREMES, FORMATS, ON_GRID, arm_named, grid_of, make, step
 
 

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from altgrad.model import GPT, GPTConfig, Recipe, embedded_weights, linear_layers, quantize_model
 from altgrad.optim import build_optimizer, weight_grids
-from altgrad.optim.code_weights import CodeWeight
+from altgrad.optim.weight_grid import CodeWeight
 from altgrad.training.machine import bytes_per_parameter
 from tests.optim.arms import ARMS, arm_named
 from tests.training.conftest import make_cell, trained

@@ -11,11 +11,16 @@ from torch import Tensor, nn
 from altgrad.config.recipe import ROLES, LayerRecipe
 from altgrad.formats import Format
 from altgrad.model.hardware import multiplies_bf16
-from altgrad.model.quantized.checkpointing import CheckpointedPasses, is_traced_in_checkpoint
 from altgrad.model.quantized.data_parallel import SHARED_ROLES, GatheredCodes, gathered_operands, is_sharded
 from altgrad.model.quantized.matmul import Edge, MatmulSettings, QuantizedMatmul
 from altgrad.model.quantized.operand import Operand, Operands
-from altgrad.model.quantized.quantizer import OperandState, OperandStates, Quantizer
+from altgrad.model.quantized.quantizer import (
+    CheckpointedPasses,
+    OperandState,
+    OperandStates,
+    Quantizer,
+    is_traced_in_checkpoint,
+)
 from altgrad.model.quantized.torch_func import is_transformed, require_transformable, transformed_product
 from altgrad.numerics.operand import owned
 

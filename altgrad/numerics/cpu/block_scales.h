@@ -20,27 +20,6 @@ namespace altgrad {
 
 // --- rounding an element ---------------------------------------------------------------------------------
 
-// Rounds stochastically: |x| goes up if the random number is below its distance from the lower value, in spacings. |x|
-// is first clamped to the largest value. NaN stays NaN.
-struct ByChance {
-  static constexpr bool kDraws = true;
-  float max, zero;
-  uint32_t lowest, mantissa;  // bits of the smallest normal value; M in a float32's exponent field
-
-  explicit ByChance(const Grid& grid)
-      : max(grid.max), zero(grid.zero), lowest(std::bit_cast<uint32_t>(grid.smallest_normal())),
-        mantissa(static_cast<uint32_t>(23 - grid.shift()) << 23) {}
-
-  INLINE float operator()(float x, float random) const {
-    constexpr uint32_t kOneOver = 254u << 23;  // minus the bits of a power of two: bits of its reciprocal
-    const float magnitude = std::min(absolute(x), max);
-    const uint32_t spacing = std::max(std::bit_cast<uint32_t>(magnitude) & 0x7f800000u, lowest) - mantissa;
-    const float steps = magnitude * std::bit_cast<float>(kOneOver - spacing), below = std::floor(steps);
-    const float up = random < steps - below ? 1.0f : 0.0f;
-    return std::copysign((below + up) * std::bit_cast<float>(spacing), x) + zero;
-  }
-};
-
 template <class R>
 struct ToNearest {
   static constexpr bool kDraws = false;

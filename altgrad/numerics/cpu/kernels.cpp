@@ -57,48 +57,35 @@ void round_parts(const Tensor& from, Tensor& values, const Grid& grid, const Sca
   });
 }
 
-// Writes operands. histories: what sets the scale, or empty. learns: which amax a history stores. streams: random
-// numbers, from place `first` on; empty to round to nearest.
-struct Call {
-  Scaling scaling;
-  int64_t first;
-  bool newest;
-  int64_t learns;
-
-  // Writes the operand of x to y, which may be x, and returns the scales.
-  Tensor quantize(const Tensor& x, Tensor& y, const Tensor& constants, std::vector<Tensor>& histories,
-                  const std::vector<Tensor>& streams) const {
-    Tensor scales = small_float(scaling.sizes(x));
-    float* to = static_cast<float*>(scales.mutable_data_ptr());
-    const bool nearest = streams.empty(), together = nearest && scaling.block == 0;
-    if (nearest && !together && !scaling.in_groups()) {
-      round_parts(x, y, Grid(constants), scaling, to);
-      return scales;
-    }
-    const float known = histories.empty() ? 0.0f : History(histories[0]).known(newest);
-    const Stream stream = nearest ? Stream{} : Stream::of(streams[0].const_data_ptr<int64_t>());
-    const float amax = together
-                           ? round_tensor(x, y, Grid(constants), scaling.rule, known, *to)
-                           : round_groups(x, y, constants, scaling, known, nearest ? nullptr : &stream, first, to);
-    if (!histories.empty()) History(histories[0]).learn(learns, amax);
-    return scales;
-  }
-};
-
+// Writes the operand of x to `values`, which may be x, and returns its scales. histories: what sets the scale, or
+// empty. learns: which amax a history stores. streams: random numbers from place `first` on; empty to round to nearest.
+//
 // The operators take numbers, tensors and lists of them: torch 2.13 leaks a string or an optional tensor at each call
 // of a stable operator.
-Tensor quantize_in_place(Tensor values, Tensor constants, std::vector<Tensor> histories, std::vector<Tensor> streams,
-                         int64_t first, bool newest, int64_t learns, int64_t block, int64_t dim, int64_t rule) {
-  const Call call{{block, dim != 0, rule}, first, newest, learns};
-  return call.quantize(values, values, constants, histories, streams);
-}
-
 Tensor quantize_into(Tensor x, Tensor values, Tensor constants, std::vector<Tensor> histories,
                      std::vector<Tensor> streams, int64_t first, bool newest, int64_t learns, int64_t block,
                      int64_t dim, int64_t rule) {
   if (!x.is_contiguous()) x = torch::stable::contiguous(x);
-  const Call call{{block, dim != 0, rule}, first, newest, learns};
-  return call.quantize(x, values, constants, histories, streams);
+  const Scaling scaling{block, dim != 0, rule};
+  Tensor scales = small_float(scaling.sizes(x));
+  float* to = static_cast<float*>(scales.mutable_data_ptr());
+  const bool nearest = streams.empty(), one_scale = block == 0;
+  if (nearest && !one_scale && !scaling.in_groups()) {
+    round_parts(x, values, Grid(constants), scaling, to);
+    return scales;
+  }
+  const float known = histories.empty() ? 0.0f : History(histories[0]).known(newest);
+  const Stream stream = nearest ? Stream{} : Stream::of(streams[0].const_data_ptr<int64_t>());
+  const float amax = nearest && one_scale
+                         ? round_tensor(x, values, Grid(constants), rule, known, *to)
+                         : round_groups(x, values, constants, scaling, known, nearest ? nullptr : &stream, first, to);
+  if (!histories.empty()) History(histories[0]).learn(learns, amax);
+  return scales;
+}
+
+Tensor quantize_in_place(Tensor values, Tensor constants, std::vector<Tensor> histories, std::vector<Tensor> streams,
+                         int64_t first, bool newest, int64_t learns, int64_t block, int64_t dim, int64_t rule) {
+  return quantize_into(values, values, constants, histories, streams, first, newest, learns, block, dim, rule);
 }
 
 Tensor rotate_rows(Tensor x, Tensor signs) {

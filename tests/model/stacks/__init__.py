@@ -29,18 +29,18 @@ REFUSALS = (NotImplementedError, RuntimeError, ValueError, torch._dynamo.exc.Uns
 
 Stack = Callable[[str, Run], None]
 STACKS: tuple[Stack, ...] = (
-    moves.cast, moves.meta, moves.copies, moves.average, moves.scaler, moves.plain_checkpoint,
+    moves.meta, moves.copies, moves.average, moves.scaler, moves.plain_checkpoint,
     moves.written_by_a_hook, moves.parametrized, moves.functional, moves.offloaded, moves.shared,
     moves.stepped_in_backward, moves.stepped_too_early,
     uses.overflowing, uses.infinite, uses.penalised, uses.hessian, uses.forces, uses.accumulated, uses.twice_backward,
     uses.offloaded_activations, uses.forward_mode,
     moves.per_sample, moves.recomputed, moves.recomputed_reentrant, moves.nested,
-    uses.autocast_off_inside, uses.dynamic, uses.shaped, uses.empty, uses.inference, uses.frozen, uses.default_dtype,
-    uses.encoder, uses.resized, uses.lora, uses.saved_head, uses.copied_with_optimizer,
+    uses.autocast_off_inside, uses.dynamic, uses.shaped, uses.empty, uses.inference, uses.frozen,
+    uses.lora, uses.saved_head, uses.copied_with_optimizer,
 )  # fmt: skip
 #: Stacks that compile or trace a model themselves.
 TRACED: tuple[Callable[[str], None], ...] = (
-    moves.compiled, moves.recomputed_in_a_graph, moves.exported, moves.scripted,
+    moves.compiled, moves.recomputed_in_a_graph, moves.exported,
 )  # fmt: skip
 OF_PROCESSES: dict[str, str] = {
     "DistributedDataParallel, `sync_amax=True` (losses within 2e-6)": "ddp",
@@ -62,11 +62,10 @@ HOW = {
     "gathered": "`fully_shard` without `gather_codes`",
     "parallel": "`fully_shard`",
     "flattened": "`fully_shard`",
-    "scripted": "`torch.export.export`, `torch.compile`",
 }
 #: Parts of the sentences in which something is refused: ours, and torch's where it refuses its own layers too.
 SENTENCES = (
-    "use one checkpoint", "cannot repeat", "TorchScript (torch.jit.trace", "torch.func has no",
+    "use one checkpoint", "cannot repeat", "torch.func has no",
     "take scaling: dynamic for grad",
     "torch.compile with aot_autograd does not currently support double backward",
     "does not implement the jvp function", "forward mode AD", "modified by an inplace operation",

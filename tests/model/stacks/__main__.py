@@ -47,6 +47,9 @@ they find on a CPU.
 
 **compiled** is `torch.compile`, and a cell with one word is so both ways.
 
+Other tests hold that `model.to(dtype)`, another default dtype of torch, `nn.TransformerEncoder` and transformers'
+`resize_token_embeddings` work. `torch.jit.trace` is refused: take `torch.export.export` or `torch.compile`.
+
 Hugging Face's Trainer, PEFT, Lightning, torchtitan and Accelerate have
 [a page of their own](../integrations/README.md). With FSDP2 quantize the model first and shard it then; optimizers
 step the shards to the bit as one process would (`altgrad/optim/sharded.py`). With

@@ -15,14 +15,6 @@ from torch.utils.checkpoint import checkpoint
 from tests.model.stacks.setup import INPUTS, RECIPES, Run, eager, passes, plain, quantized, require_same
 
 
-def cast(recipe: str, run: Run) -> None:
-    """`model.to(torch.bfloat16)` after quantizing."""
-    require_same(
-        passes(run(quantized(recipe).to(torch.bfloat16)), torch.bfloat16),
-        passes(quantized(recipe, plain().to(torch.bfloat16)), torch.bfloat16),
-    )
-
-
 def meta(recipe: str, run: Run) -> None:
     """Made on the meta device, `to_empty`, then loaded."""
     model = quantized(recipe, plain("meta")).to_empty(device="cpu")
@@ -147,11 +139,6 @@ def exported(recipe: str) -> None:
     model = quantized(recipe).eval()
     program = torch.export.export(model, (INPUTS[0],))
     require_same([program.module()(INPUTS[0])], [model(INPUTS[0])])
-
-
-def scripted(recipe: str) -> None:
-    """`torch.jit.trace`."""
-    torch.jit.trace(quantized(recipe).eval(), INPUTS[0])
 
 
 # --- who writes a weight --------------------------------------------------------------------------------------------

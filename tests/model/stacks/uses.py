@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from altgrad.optim import Arm, build_optimizer
-from tests.default_dtype import default_dtype as under
 from tests.model.stacks.setup import INPUTS, Run, eager, passes, plain, quantized, recipe_of, require_same
 
 
@@ -212,31 +211,7 @@ def frozen(recipe: str, run: Run) -> None:
     require_same([inputs[0].grad], [inputs[1].grad])
 
 
-def default_dtype(recipe: str, run: Run) -> None:
-    """`torch.set_default_dtype(torch.float16)`, with parameters and inputs in float32."""
-    expected, model = passes(quantized(recipe)), plain()
-    with under(torch.float16):
-        require_same(passes(run(quantized(recipe, model))), expected)
-
-
 # --- other libraries ------------------------------------------------------------------------------------------------
-
-
-def encoder(recipe: str, run: Run) -> None:
-    """`nn.TransformerEncoder` in evaluation: what its layers compute, within 1e-3."""
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
-    model = quantized(recipe, nn.TransformerEncoder(layer, 2)).eval()
-    x = INPUTS[0].view(4, 16, 32)
-    enabled = torch.backends.mha.get_fastpath_enabled()
-    with torch.no_grad():
-        found = run(model)(x)
-        torch.backends.mha.set_fastpath_enabled(False)
-        try:
-            expected = model(x)
-            assert (found - expected).norm() < 1e-3 * expected.norm()
-        finally:
-            torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 def language_model() -> Any:
@@ -248,16 +223,6 @@ def language_model() -> Any:
 
 
 TOKENS = torch.randint(1, 64, (2, 16), generator=torch.Generator().manual_seed(4))
-
-
-def resized(recipe: str, run: Run) -> None:
-    """transformers' `resize_token_embeddings` after quantizing, of a tied head."""
-    model, expected = quantized(recipe, language_model()), language_model()
-    for m in (model, expected):
-        torch.manual_seed(1)
-        m.resize_token_embeddings(80, mean_resizing=False)
-    with torch.no_grad():
-        require_same([run(model)(input_ids=TOKENS).logits], [quantized(recipe, expected)(input_ids=TOKENS).logits])
 
 
 def saved_head(recipe: str, run: Run) -> None:
