@@ -9,7 +9,7 @@ from altgrad.common.errors import run_stage
 from altgrad.common.files import read_json
 from altgrad.common.fingerprint import link_ignored
 from altgrad.config import Resolver, load_params, write_grid
-from altgrad.config.cell import clamped_heads
+from altgrad.config.cell import clamped_heads, idle_biases
 from altgrad.config.tasks import ComparedOn
 
 
@@ -33,6 +33,8 @@ def main(arguments: list[str]) -> None:
         print(f"note: {setting} selects no cell of this grid")
     for clamped, entries in clamped_heads(cells).items():
         print(f"note: {', '.join(entries)}: {clamped}")
+    for said, entries in idle_biases(cells).items():
+        print(f"note: {', '.join(entries)}: {said}")
     chunks = params.classify.chunks if params.classify else None
     for asked, context in sorted({(cell.train.eval_sequences, cell.model.context) for cell in cells}):
         for note in ComparedOn.of_splits(meta["splits"], asked, context, chunks).notes(asked):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,9 @@ from altgrad.config.params import CellSwitch, validated
 from altgrad.config.recipe import ROLES, Rule, last_matching
 from altgrad.config.schema import MonitorSettings, Train
 from altgrad.config.tasks import Classifier
+from altgrad.formats import FloatFormat
 from altgrad.formats.clamping import cut_off, right_token, unclamped
+from altgrad.formats.format import TARGET_CAP
 
 HEAD = "head"  # the layer that makes the logits
 SMALL = 1e-6  # a probability of the right token so small that the token's gradient is as large as it gets
@@ -192,4 +195,30 @@ def clamped_heads(cells: Iterable[Cell]) -> dict[ClampedHead, list[str]]:
     for cell in cells:
         if (clamped := clamped_head(cell)) is not None and cell.format not in entries.setdefault(clamped, []):
             entries[clamped].append(cell.format)
+    return entries
+
+
+def idle_biases(cells: Iterable[Cell]) -> dict[str, list[str]]:
+    """Return a sentence for each format whose own bias changes no bit, with the grid's entries that use the format.
+
+    A float32 scale that follows the tensor brings the largest magnitude to the format's, so another bias changes the
+    scale by a power of two and nothing else.
+    """
+    entries: dict[str, list[str]] = {}
+    for cell in cells:
+        for rule in (rule.with_formats(cell.formats) for rule in cell.rules):
+            for tensor in (getattr(rule, role) for role in ROLES):
+                fmt = None if tensor is None else tensor.format
+                if not isinstance(fmt, FloatFormat):
+                    continue
+                follows = (tensor.scaling, tensor.scale, fmt.scale_to) == ("dynamic", "float32", "max")
+                usual = replace(fmt, bias=None)
+                if not follows or fmt.bias == usual.bias or max(fmt.max, usual.max) > TARGET_CAP:
+                    continue
+                said = (
+                    f"bias {fmt.bias} of {fmt.name} changes nothing under a float32 scale that follows the tensor: runs "
+                    f"have the bits of bias {usual.bias}"
+                )
+                if cell.format not in entries.setdefault(said, []):
+                    entries[said].append(cell.format)
     return entries

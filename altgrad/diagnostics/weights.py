@@ -137,8 +137,8 @@ def misalignment(view: LayerView) -> Histogram:
 
 
 def boundary_frac(view: LayerView) -> float:
-    """Return the share of weights that round to min(max, 2^16), to which the amax is scaled, or beyond."""
-    return (view.on_grid.abs() >= needed(view.grid).format.scale_target).double().mean().item()
+    """Return the share of weights that round to the largest value, or to min(max, 2^16) if scaled there, or beyond."""
+    return (view.on_grid.abs() >= needed(view.grid).format.top).double().mean().item()
 
 
 def underflow_frac(view: LayerView) -> float:

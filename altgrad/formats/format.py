@@ -185,6 +185,11 @@ class Format(ABC):
         """Which statistic of a tensor its scale brings to `scale_target`: ``amax`` or ``rms``."""
         return scale_target_of(self.scale_to, 1.0)[1]
 
+    @property
+    def top(self) -> float:
+        """The magnitude at which scaled tensors saturate: by default what scaling brings the largest to."""
+        return self.scale_target if self.scale_to == "max" else self.max
+
     def scaled_to(self, scale_to: float | str) -> Self:
         """Return the format with another `scale_to`."""
         scale_target_of(scale_to, 1.0)  # raises where it is wrong

@@ -184,14 +184,14 @@ def recipe_table(study: Study) -> Table | None:
             by = f"torchao, {rule['torchao']}" if rule.get("torchao") else rule.get("backend", "emulated")
             by += f", after a Hadamard transform of {rule['hadamard']}" if rule.get("hadamard") else ""
             share = f", the last {100 * rule['last']:g} %" if rule.get("last", 1) < 1 else ""
-            quantized = [_operand(rule[role]) for role in ROLES]
+            quantized = [_operand(rule[role], cell["formats"]) for role in ROLES]
             rows.append([f"{name}`{rule['layers']}`{share}", *quantized, rule["gradient"], rule["accumulate"], by])
     resolved = listed([f"`{cell['key']}`" for cell in first.values()])
     note = f"As resolved for {resolved}; the last matching rule wins. Everything else stays in the compute dtype."
     return Table([words(head) for head in heads], rows, note)
 
 
-def _operand(spec: dict[str, Any] | None) -> str:
+def _operand(spec: dict[str, Any] | None, formats: dict[str, Any]) -> str:
     if spec is None:
         return "not quantized"
     of_group = {"block": f"block of {spec['block']}", "tile": f"tile of {spec['block']} x {spec['block']}"}
@@ -201,6 +201,9 @@ def _operand(spec: dict[str, Any] | None) -> str:
     rounded += ", the better of two scales (4/6)" if spec.get("scale_rounding") == "4/6" else ""
     seen = " (the arm sees it, no product does)" if spec.get("virtual") else ""
     rule = f" by {spec['scale_rounding']}" if spec["scale"] == "E8M0" else ""
+    if spec["format"] in formats:
+        scale_to = spec.get("scale_to") or from_definition(formats[spec["format"]]).scale_to
+        rule += f" to {scale_to}" if scale_to != "max" else ""
     return f"{spec['format']}, {spec['scaling']} scaling, {spec['scale']} scale{rule} per {per}{rounded}{seen}"
 
 

@@ -199,7 +199,7 @@ def test_significant_bits_count_the_values_of_a_binade(name: str) -> None:
     for exponent in np.arange(top, max(top - 20, fmt.emin - fmt.mantissa_bits - 3), -1):
         count = ((values >= 2.0**exponent) & (values < 2.0 ** (exponent + 1))).sum()
         binades = np.array([exponent + 0.5]) - np.log2(fmt.scale_target)
-        assert significant_bits(fmt, binades)[0] == (1 + np.log2(count) if count else 0), exponent
+        assert significant_bits(fmt, binades, fmt.scale_target)[0] == (1 + np.log2(count) if count else 0), exponent
 
 
 # --- loss against bytes ----------------------------------------------------------------------------

@@ -180,19 +180,22 @@ def relative_histogram(rows: pd.DataFrame, amax: pd.Series) -> np.ndarray:
     return total[: -LOWEST * BINS_PER_BINADE] / max(len(groups), 1)
 
 
-def significant_bits(fmt: Format, binades: np.ndarray) -> np.ndarray:
-    """Return the significant bits of the format at ``scale_target * 2^binades``, for ``binades`` <= 0.
+def significant_bits(fmt: Format, binades: np.ndarray, largest: float) -> np.ndarray:
+    """Return the significant bits of the format at ``largest * 2^binades``, for ``binades`` <= 0.
 
     They are one more than log2 of the values in the binade. In a float format they are M + 1 in the normal range, and a
     bit less for each binade below it, to 0 where values round to zero.
     """
-    magnitude = 2.0 ** np.floor(np.log2(fmt.scale_target) + binades)
+    magnitude = 2.0 ** np.floor(np.log2(largest) + binades)
     return (np.log2(magnitude / fmt.spacing(magnitude)) + 1).clip(min=0)
 
 
 def _format_panel(axis: Axes, look: Look, fmt: Format, shares: np.ndarray) -> None:
     edges = LOWEST + np.arange(len(shares) + 1) / BINS_PER_BINADE
-    target = np.log2(fmt.scale_target)
+    largest = fmt.scale_target
+    if fmt.scale_statistic == "rms":  # of these weights, as a share of the largest one
+        largest /= np.sqrt((shares / shares.sum() * 4 ** (edges[:-1] + 0.5 / BINS_PER_BINADE)).sum())
+    target = np.log2(largest)
     normal = np.log2(fmt.min_normal) - target if fmt.min_normal else 0.0
     subnormal = np.log2(fmt.smallest / 2) - target  # below half of the smallest value lies zero
     axis.axvspan(max(normal, LOWEST), 0, color="#cfe3f3", zorder=0)
@@ -201,7 +204,7 @@ def _format_panel(axis: Axes, look: Look, fmt: Format, shares: np.ndarray) -> No
     axis.grid(axis="x", visible=False)
     axis.set(xlim=(LOWEST, 0.25), xticks=range(-15, 1, 5))
     bits = axis.twinx()
-    significant = significant_bits(fmt, edges[:-1])
+    significant = significant_bits(fmt, edges[:-1], largest)
     bits.stairs(significant, edges, baseline=None, color="black", linewidth=1.1)
     bits.set_ylim(0, max(9.5, significant.max() + 1))
     bits.tick_params(labelsize=7)
