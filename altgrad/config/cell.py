@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 
 from altgrad.common.files import canonical_json, read_json, write_json, write_text
 from altgrad.common.fingerprint import training_digest
-from altgrad.config.arms import Arm
+from altgrad.config.arms import OF_FLOATS, Arm
 from altgrad.config.base import Settings
 from altgrad.config.models import CellModel, Lora
 from altgrad.config.own_formats import FormatDefinition
 from altgrad.config.params import CellSwitch, validated
-from altgrad.config.recipe import ROLES, Rule, last_matching
+from altgrad.config.recipe import ROLES, Rule, TensorRecipe, last_matching
 from altgrad.config.schema import MonitorSettings, Train
 from altgrad.config.tasks import Classifier
-from altgrad.formats import FloatFormat
+from altgrad.formats import FloatFormat, Format, default_bias
 from altgrad.formats.clamping import cut_off, right_token, unclamped
 from altgrad.formats.format import TARGET_CAP
 
@@ -73,14 +73,14 @@ class Cell(Settings):
                 yield f"after {switch.after} leaves one of the recipes no step of {steps}; take more steps"
             if switch.when is not None and switch.when.overflow is not None and "tensors" not in self.monitor.groups:
                 yield "when overflow needs tensors in monitor.groups, which see it; name it there"
-        for rule in (rule.with_formats(self.formats) for rule in self.rules):
-            tensors = {role: tensor for role in ROLES if (tensor := getattr(rule, role)) is not None}
-            for role, tensor in tensors.items():
-                its = f"scale_to {tensor.format.scale_to} of {role}"
-                if tensor.of_rms and self.train.devices > 1:
-                    yield f"{its} is of the rows of one process; set train.devices to 1, or scale_to to a number or max"
-                if tensor.of_rms and role == "weight" and self.arm.weights == "quantized":
-                    yield "weights: quantized holds a scale by the amax; set scale_to of weight to a number or max"
+        for role, _, fmt in self._quantized():
+            its = f"scale_to {fmt.scale_to} of {role}"
+            if fmt.scale_statistic == "rms" and self.train.devices > 1:
+                yield f"{its} is of the rows of one process; set train.devices to 1, or scale_to to a number or max"
+            if fmt.scale_statistic == "rms" and role == "weight" and self.arm.weights == "quantized":
+                yield "weights: quantized holds a scale by the amax; set scale_to of weight to a number or max"
+            if not isinstance(fmt, FloatFormat) and role == "weight" and self.arm.stiffness in OF_FLOATS:
+                yield f"stiffness: {self.arm.stiffness} needs mantissa bits, and {fmt.name} has none; take ulp, say"
         if self.lora is None:
             return
         if self.model.start is None:
@@ -95,6 +95,16 @@ class Cell(Settings):
             tensor = rule.weight
             if rule.torchao or (tensor is not None and (tensor.rounding != "nearest" or tensor.scaling != "dynamic")):
                 yield "lora keeps the codes of weights, which need rounding nearest and scaling dynamic"
+
+    def _quantized(self) -> Iterator[tuple[str, TensorRecipe, Format]]:
+        """Yield (role, its recipe, its format) of each quantized tensor of all rules."""
+        for rule in (*self.rules, *(rule for switch in self.schedule for rule in switch.rules)):
+            for role in ROLES:
+                tensor: TensorRecipe | None = getattr(rule, role)
+                name: Any = None if tensor is None else tensor.format
+                if tensor is not None and name in self.formats:
+                    fmt = self.formats[name]
+                    yield role, tensor, fmt if tensor.scale_to is None else fmt.scaled_to(tensor.scale_to)
 
     @classmethod
     def read(cls, path: Path) -> Cell:
@@ -206,19 +216,17 @@ def idle_biases(cells: Iterable[Cell]) -> dict[str, list[str]]:
     """
     entries: dict[str, list[str]] = {}
     for cell in cells:
-        for rule in (rule.with_formats(cell.formats) for rule in cell.rules):
-            for tensor in (getattr(rule, role) for role in ROLES):
-                fmt = None if tensor is None else tensor.format
-                if not isinstance(fmt, FloatFormat):
-                    continue
-                follows = (tensor.scaling, tensor.scale, fmt.scale_to) == ("dynamic", "float32", "max")
-                usual = replace(fmt, bias=None)
-                if not follows or fmt.bias == usual.bias or max(fmt.max, usual.max) > TARGET_CAP:
-                    continue
-                said = (
-                    f"bias {fmt.bias} of {fmt.name} changes nothing under a float32 scale that follows the tensor: runs "
-                    f"have the bits of bias {usual.bias}"
-                )
-                if cell.format not in entries.setdefault(said, []):
-                    entries[said].append(cell.format)
+        for _, tensor, fmt in cell._quantized():
+            follows = (tensor.scaling, tensor.scale, fmt.scale_to) == ("dynamic", "float32", "max")
+            if not (follows and isinstance(fmt, FloatFormat)):
+                continue
+            usual = default_bias(fmt.exponent_bits, fmt.specials)
+            if fmt.bias == usual or max(fmt.max, replace(fmt, bias=usual).max) > TARGET_CAP:
+                continue
+            said = (
+                f"bias {fmt.bias} of {fmt.name} changes nothing under a float32 scale that follows the tensor: runs "
+                f"have the bits of bias {usual}"
+            )
+            if cell.format not in entries.setdefault(said, []):
+                entries[said].append(cell.format)
     return entries

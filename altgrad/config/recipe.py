@@ -133,10 +133,8 @@ class LayerRecipe(Settings):
                         "backward products quantize the tensor itself anew, so it has to be kept"
                     )
                 if isinstance(tensor.format, Format) and not tensor.format.has_bytes:
-                    yield (
-                        f"save codes needs a byte for each value and for NaN, and {tensor.format.name} has too many "
-                        "values"
-                    )
+                    has = "has more" if tensor.format.bits > 8 else "has no code left for NaN"
+                    yield f"save codes needs formats of at most 8 bits, and {tensor.format.name} {has}"
         if self.hadamard and self.gradient != "straight-through":
             yield f"hadamard {self.hadamard} needs gradient straight-through"
         if self.hadamard and self.grad is not None and self.grad.rounding == "MS-EDEN":

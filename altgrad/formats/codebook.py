@@ -9,6 +9,7 @@ import numpy as np
 
 from altgrad.formats.floats import FloatFormat
 from altgrad.formats.format import Format, in_float32
+from altgrad.formats.registry import get_format
 
 #: Upper limit of `Codebook.largest`: beyond it the float32 scale of a small tensor would not be a normal number.
 LARGEST = 2.0**64
@@ -57,9 +58,13 @@ class Codebook:
         return table
 
 
+def codebook(fmt: str | Format) -> Codebook:
+    """Return the codebook of a format or its name; ``ValueError`` if float32 cannot hold one of its values."""
+    return _codebook(get_format(fmt))
+
+
 @cache
-def codebook(fmt: Format) -> Codebook:
-    """Return the codebook of a format; ``ValueError`` if float32 cannot hold one of its values."""
+def _codebook(fmt: Format) -> Codebook:
     values, sign_code = fmt.values, 0
     if isinstance(fmt, FloatFormat):
         values, sign_code = fmt.magnitudes, fmt.sign_code

@@ -98,8 +98,10 @@ def from_definition(fields: dict[str, Any]) -> Format:
     """Return the format that `definition` returned ``fields`` of."""
     if "exponent_bits" in fields:
         return FloatFormat(**fields)
-    lists = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-    return TableFormat(**fields | lists) if lists else get_format(fields["name"])
+    if "table" not in fields:
+        return get_format(fields["name"])
+    tuples: dict[str, Any] = {name: tuple(its) if isinstance(its, list) else its for name, its in fields.items()}
+    return TableFormat(**tuples)
 
 
 @cache

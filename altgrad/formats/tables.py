@@ -102,7 +102,7 @@ class TableFormat(Format):
         return read_only(table)
 
     def fits(self, precision: int, lowest: int, highest: int, *, scales: Format | None = None) -> bool:
-        end, least = math.ldexp(1.0, highest + 1), math.ldexp(1.0, lowest)
+        end, least = 2 * math.ldexp(1.0, highest), math.ldexp(1.0, lowest)
         above, below = np.append(self.thresholds, np.inf), np.insert(self.thresholds, 0, -np.inf)
         # Of the values nearest to zero and infinity, those to which some float with these limits is rounded.
         reached = np.where(self.values > 0, (above > least) & (below < end), (below <= -least) & (above > -end))

@@ -21,7 +21,7 @@ from torch.autograd.forward_ad import unpack_dual
 
 from altgrad.formats import Format, get_format
 from altgrad.formats.tables import TableFormat
-from altgrad.numerics.compile_utils import converted
+from altgrad.numerics.compile_utils import constant_in_graphs, converted
 from altgrad.numerics.constants import MAX, format_constants, packed_constants, table_of
 from altgrad.numerics.eager import PIECE, InPlaceRounder, map_chunks
 from altgrad.numerics.rounding import OVERFLOW_POLICIES, ROUNDING_MODES, round_float64, round_to_grid
@@ -98,6 +98,8 @@ def quantize(
     else:
         known = get_format(fmt)
         require_holds("x", x.dtype, known)
+        if rounding != "nearest-even" and isinstance(known, TableFormat) and not _holds_all(x.dtype, known):
+            raise ValueError(f"x: {x.dtype} cannot hold all values of {known.name}, which rounding {rounding} may give")
     plan = _Plan(known, rounding, overflow, gradient, generator, random_bits)
     scale = _as_scale(scale, x)
     if torch.compiler.is_compiling():
@@ -275,6 +277,12 @@ def require_holds(argument: str, dtype: torch.dtype, fmt: Format) -> None:
         raise TypeError(f"{argument}: expected {known}, got {dtype}")
     if not fmt.fits(*limits):
         raise ValueError(f"{argument}: {dtype} cannot hold the values of {fmt}")
+
+
+@constant_in_graphs
+def _holds_all(dtype: torch.dtype, fmt: TableFormat) -> bool:
+    values = torch.tensor(fmt.values)
+    return torch.equal(values.to(dtype).double(), values)
 
 
 def require_choice(argument: str, value: str, choices: tuple[str, ...]) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 
 import numpy as np
 import torch
@@ -232,10 +233,13 @@ def _stream_of(name: str, stream: tuple[int, int, int], device: torch.device) ->
 
 
 def takes(coding: Coding) -> bool:
-    """Whether the C++ loops take these codes: float formats with a zero and at most 8 bits, tables up to 1."""
+    """Whether the C++ loops take these codes: float formats with a zero and at most 8 bits, tables that end at 1.
+
+    Other tables, and stochastic rounding to a table, take tensor operations.
+    """
     moment, book = coding.moment, coding.book
     if not isinstance(book.fmt, FloatFormat):
-        return moment.rounding == "nearest" and not moment.expand
+        return moment.rounding == "nearest" and not moment.expand and _table(book) is not None
     return book.bits <= 8 and book.fmt.has_zero and book.smallest >= 2.0**-100
 
 
@@ -252,7 +256,7 @@ def packed(name: str, coding: Coding) -> Tensor:
     """
     moment, book, fmt = coding.moment, coding.book, coding.book.fmt
     mapped = not isinstance(fmt, FloatFormat)
-    lowest, entry, table = _table(book) if mapped else (0, 0, np.zeros(0, np.uint32))
+    lowest, entry, table = (mapped and _table(book)) or (0, 0, np.zeros(0, np.uint32))
     fields = {
         "mapped": mapped, "bits": book.bits, "sign_code": book.sign_code, "negative_zero": fmt.has_negative_zero,
         "mantissa_bits": getattr(fmt, "mantissa_bits", 0), "bias": getattr(fmt, "bias", 0),
@@ -272,14 +276,19 @@ def packed(name: str, coding: Coding) -> Tensor:
     return torch.from_numpy(np.concatenate([numbers, table.view(np.float32)]))
 
 
-def _table(book: Codebook) -> tuple[int, int, np.ndarray]:
-    """Return the table that rounds to a map's codes by an addition: lowest magnitude, lower bits, entries.
+@cache
+def _table(book: Codebook) -> tuple[int, int, np.ndarray] | None:
+    """Return the table that rounds to a table's codes by an addition: lowest magnitude, lower bits, entries.
+
+    None if the largest magnitude is not 1, or values are closer together than such a table can tell.
 
     The first is 2^-24 as float32 bits. Numbers of one interval share all but their ``lower bits``, a count from 9 to
     17. An interval has at most one threshold. Intervals reach up to 1; the intervals of negative numbers follow. An
     entry is ``code << lower bits`` plus a carry, so that adding the lower bits of a number beyond the threshold gives
     the next code. The lower bits of negative numbers are inverted.
     """
+    if book.bits > 8 or np.abs(book.values).max() != 1 or (np.abs(book.thresholds) < 2.0**-24).any():
+        return None
     lowest, one = (int(np.float32(x).view(np.uint32)) for x in (2.0**-24, 1.0))
     for entry in range(17, 8, -1):
         starts = np.arange(lowest, one + 1, 1 << entry, dtype=np.uint32)
@@ -293,4 +302,4 @@ def _table(book: Codebook) -> tuple[int, int, np.ndarray]:
             limits = book.thresholds[np.minimum(codes, len(book.thresholds) - 1)].view(np.uint32) & (size - 1)
             carry = np.where(np.arange(len(codes)) < len(starts), size - limits, limits + 1)
             return lowest, entry, ((codes << entry) + np.where(crossed, carry, 0)).astype(np.uint32)
-    raise ValueError(f"{book.fmt.name} has values closer together than its table can tell")
+    return None

@@ -146,7 +146,7 @@ def test_a_name_is_an_alias_or_any_split_of_up_to_16_bits(alias, name):
         ("E3M4 ", "E3M4"),
         ("E03M4", "E3M4"),
         ("binary8p9", "binary8p8"),
-        ("int8", "E<exponent bits>M<mantissa bits>"),
+        ("int8", "INT8"),
         ("", "E<exponent bits>M<mantissa bits>"),
         ("E9M9", "19 bits"),
         ("E0M0", "no number"),

@@ -19,6 +19,7 @@ from torchao.optim.subclass_8bit import OptimState8bit
 from torchao.optim.subclass_fp8 import OptimStateFp8
 
 from altgrad.config.state import Moment, State
+from altgrad.formats import FloatFormat
 from altgrad.formats.codebook import codebook
 from altgrad.optim import Arm, ArmOptimizer, update_cpu
 from altgrad.optim.state_codec import Coding, Codings
@@ -91,7 +92,7 @@ def _eagerly(step):
         step()
 
 
-FORMATS = ("E4M3", "E5M2", "E2M5", "E7M0", "E0M7", "E4M3FNUZ", "E2M1", "BF16", "dynamic8", "dynamic4")
+FORMATS = ("E4M3", "E5M2", "E2M5", "E7M0", "E0M7", "E4M3FNUZ", "E2M1", "BF16", "dynamic8", "dynamic4", "NF4", "HIF8", "POSIT8")
 UNSIGNED = ("UE4M4", "UE5M3", "UE8M0", "UE2M2", "unsigned_dynamic8", "unsigned_linear4")
 
 
@@ -101,7 +102,7 @@ def test_storing_again_changes_nothing(fmt, granularity):
     """The largest of a group stays where its scale was found, so that codes are found again."""
     x = spread((7, 33), 1e-3)
     coding = Coding(Moment(format=fmt, granularity=granularity, **({"block": 32} if granularity == "block" else {})))
-    x = x if coding.book.signed else x.abs() + 1e-9
+    x = x if coding.book.fmt.signed else x.abs() + 1e-9
     x[:, 0] = x.flatten()[::32] = 1e3  # positive, as no negative value of a map is -1
     once = coding.decode(coding.encode(x), x.shape)
     parts = coding.encode(once)
@@ -112,7 +113,7 @@ def test_storing_again_changes_nothing(fmt, granularity):
 def test_each_value_is_the_nearest(fmt):
     coding = Coding(Moment(format=fmt, granularity="tensor"))
     x = torch.cat([torch.tensor([1.0]), torch.rand(4000) ** 3])
-    x[1::2] *= -1 if coding.book.signed else 1
+    x[1::2] *= -1 if coding.book.fmt.signed else 1
     grid = torch.unique(coding.code_values).double()
     grid = grid[grid.abs() <= coding.book.largest]
     found = coding.decode(coding.encode(x), x.shape).double()
@@ -282,7 +283,8 @@ def coded_by_loops():
         for role, names in CODED_BY_LOOPS.items():
             for fmt in names:
                 of_formats = "rounding" in changes or "expand" in changes
-                if (role == "v" or "root" not in changes) and (codebook(fmt).fmt or not of_formats):
+                of_floats = isinstance(codebook(fmt).fmt, FloatFormat)
+                if (role == "v" or "root" not in changes) and (of_floats or not of_formats):
                     yield {role: {"format": fmt} | changes}
         for m, v in BOTH if "rounding" not in changes else ():
             yield {"m": {"format": m} | ({} if "root" in changes else changes), "v": {"format": v} | changes}

@@ -23,6 +23,7 @@ COPIED = [
     ".dvcignore",
     ".gitignore",
     "data/corpus/.gitkeep",
+    "data/formats/.gitkeep",
     "data/weights/.gitkeep",
     "dvc.yaml",
     "params.yaml",
