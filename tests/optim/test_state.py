@@ -92,7 +92,7 @@ def _eagerly(step):
         step()
 
 
-FORMATS = ("E4M3", "E5M2", "E2M5", "E7M0", "E0M7", "E4M3FNUZ", "E2M1", "BF16", "dynamic8", "dynamic4", "NF4", "HIF8", "POSIT8")
+FORMATS = ("E4M3", "E5M2", "E2M5", "E7M0", "E0M7", "E4M3FNUZ", "E2M1", "BF16", "dynamic8", "dynamic4", "NF4", "HIF8")
 UNSIGNED = ("UE4M4", "UE5M3", "UE8M0", "UE2M2", "unsigned_dynamic8", "unsigned_linear4")
 
 
@@ -269,7 +269,7 @@ def test_a_moment_that_the_base_does_not_keep_is_an_error():
 
 
 CODED_BY_LOOPS = {
-    "m": ["E4M3", "E5M2", "E2M5", "E7M0", "E0M7", "E4M3FNUZ", "E2M1", "E3M2", "dynamic8", "dynamic4"],
+    "m": ["E4M3", "E5M2", "E2M5", "E7M0", "E0M7", "E4M3FNUZ", "E2M1", "E3M2", "dynamic8", "dynamic4", "NF4"],
     "v": ["E4M3", "UE4M4", "UE5M3", "UE2M2", "E7M0", "unsigned_dynamic8", "unsigned_linear4"],
 }
 VARIANTS = [{}, {"block": 64}, {"scale": "E8M0"}, {"rounding": "stochastic"}, {"root": True}, {"expand": True}]
