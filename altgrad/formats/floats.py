@@ -107,7 +107,7 @@ class FloatFormat(Format):
             raise ValueError(f"specials: {self.name} needs exponent and mantissa bits to code Inf and NaN as ieee does")
         if self.max_code < 1:
             raise ValueError(f"mantissa_bits: {self.name} would have no number but zero")
-        if self.emin - self.mantissa_bits < -1022 or self._exponent_of(self.max_code) > 1023:
+        if self.emin - self.mantissa_bits < -1022 or self._exponent_of(self.max_code + 1) > 1023:
             raise ValueError(f"bias: {self.bias} takes {self.name} beyond the range of float64")
 
     def __str__(self) -> str:
@@ -228,9 +228,21 @@ class FloatFormat(Format):
         return read_only(np.concatenate([-table[:0:-1], table])) if self.signed else table
 
     @cached_property
+    def extended(self) -> tuple[np.ndarray, np.ndarray]:
+        codes = np.arange(self.max_code + 2)
+        values = np.append(self.magnitudes, self._value_of(self.max_code + 1))
+        if self.signed:
+            codes, values = np.concatenate([codes[:0:-1], codes]), np.concatenate([-values[:0:-1], values])
+        return values, to_nearest(values, codes)
+
+    @property
     def thresholds(self) -> np.ndarray:
-        codes = np.arange(len(self.magnitudes))
-        return to_nearest(self.values, np.concatenate([codes[:0:-1], codes]) if self.signed else codes)
+        return self.extended[1][int(self.signed) : -1]
+
+    @property
+    def value_codes(self) -> np.ndarray:
+        codes = np.arange(self.max_code + 1)
+        return np.concatenate([self.sign_code + codes[:0:-1], codes]) if self.signed else codes
 
     @cached_property
     def code_values(self) -> np.ndarray:

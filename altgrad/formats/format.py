@@ -62,6 +62,16 @@ class Format(ABC):
         """The smallest float64 that is rounded to each value but the lowest: float64, (n - 1,), read-only."""
 
     @property
+    def extended(self) -> tuple[np.ndarray, np.ndarray]:
+        """`values` and `thresholds` with the value that is missing beyond either end, for the policy ``overflow``."""
+        return self.values, self.thresholds
+
+    @property
+    @abstractmethod
+    def value_codes(self) -> np.ndarray:
+        """The code of each of `values`: integers, shape (n,)."""
+
+    @property
     @abstractmethod
     def code_values(self) -> np.ndarray:
         """The value of every code, -0, Inf and NaN included: float64, shape (2^bits,), read-only."""

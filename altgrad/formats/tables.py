@@ -93,6 +93,19 @@ class TableFormat(Format):
     def thresholds(self) -> np.ndarray:
         return read_only(self.limits)
 
+    @property
+    def extended(self) -> tuple[np.ndarray, np.ndarray]:
+        if self.missing is None:
+            return self.values, self.thresholds
+        low, high = self.table[0], self.table[-1]
+        values = read_only([low - self.missing, *self.table, high + self.missing])
+        down = math.nextafter(low - self.missing / 2, math.inf)
+        return values, read_only([down, *self.limits, high + self.missing / 2])
+
+    @cached_property
+    def value_codes(self) -> np.ndarray:
+        return np.array(self.codes)
+
     @cached_property
     def code_values(self) -> np.ndarray:
         table = np.full(1 << self.bits, np.nan)

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from altgrad.formats import FloatFormat, Format, get_format
-from altgrad.formats.tables import TableFormat
 from altgrad.numerics.constants import COUNT, FLOAT32_MANTISSA, MAX, SPACING, ULPS, ZERO_PLACE, table_of
 from altgrad.numerics.eager import map_elements
 from altgrad.numerics.quantization import quantize, require_holds
@@ -46,17 +45,12 @@ def encode(x: Tensor, fmt: str | Format) -> Tensor:
 
 def _encode(x: Tensor, fmt: Format) -> Tensor:
     on_grid = quantize(x, fmt)
-    nans = on_grid.isnan()
-    finite = on_grid.double().nan_to_num(fmt.smallest)
-    if isinstance(fmt, FloatFormat):
-        codes = _magnitude_code(finite, fmt)
-        if fmt.signed:
-            codes = codes + fmt.sign_code * torch.signbit(on_grid)
-    else:
-        assert isinstance(fmt, TableFormat)
-        codes = torch.tensor(fmt.codes, device=x.device)[_place(finite, fmt)]
+    nans, sign_code = on_grid.isnan(), 1 << fmt.bits - 1
+    codes = torch.tensor(fmt.value_codes, device=x.device)[_place(on_grid.double().nan_to_num(fmt.smallest), fmt)]
+    if fmt.has_negative_zero:
+        codes = torch.where((on_grid == 0) & torch.signbit(on_grid), sign_code, codes)
     if fmt.inf_code is not None:
-        codes = torch.where(x.isinf(), fmt.inf_code + (1 << fmt.bits - 1) * torch.signbit(x), codes)
+        codes = torch.where(x.isinf(), fmt.inf_code + sign_code * torch.signbit(x), codes)
     if fmt.nan_code is not None:
         codes = torch.where(nans, fmt.nan_code, codes)
     elif bool(nans.any()):
@@ -116,10 +110,7 @@ def rung(x: Tensor, fmt: str | Format) -> Tensor:
         on_grid = quantize(part, fmt).double()
         if bool(on_grid.isnan().any()):
             raise ValueError("x: NaN has no rung")
-        if not isinstance(fmt, FloatFormat):
-            return (_place(on_grid, fmt) - int(np.searchsorted(fmt.values, 0.0))).int()
-        codes = _magnitude_code(on_grid, fmt)
-        return torch.where(on_grid < 0, -codes, codes).int()
+        return (_place(on_grid, fmt) - int(np.searchsorted(fmt.values, 0.0))).int()
 
     return map_elements(place, x.detach())
 
@@ -190,17 +181,6 @@ def neighbours(x: Tensor, fmt: str | Format) -> tuple[Tensor, Tensor]:
 def _place(on_grid: Tensor, fmt: Format) -> Tensor:
     """Return the place among ``fmt.values`` of float64 values of the format: int64."""
     return torch.searchsorted(torch.tensor(fmt.values, device=on_grid.device), on_grid)
-
-
-def _magnitude_code(on_grid: Tensor, fmt: FloatFormat) -> Tensor:
-    """Return the code of |x| for float64 values on the grid: int64."""
-    magnitude = on_grid.abs()
-    rebias = (1023 - fmt.bias) << fmt.mantissa_bits
-    normal = (magnitude.view(torch.int64) >> (52 - fmt.mantissa_bits)) - rebias
-    if not fmt.has_zero:
-        return normal
-    subnormal = (magnitude * 2.0 ** (fmt.mantissa_bits - fmt.emin)).long()
-    return torch.where(magnitude < 2.0**fmt.emin, subnormal, normal)
 
 
 # --- coordinates: the grid as a line ---------------------------------------------------------------------------------

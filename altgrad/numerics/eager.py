@@ -1,21 +1,16 @@
-"""Eager rounding without a compiler: chunk by chunk and in place, through scratch that fits the cache.
+"""Eager rounding without a compiler: chunk by chunk, through scratch that fits the cache.
 
 Eager PyTorch runs one operation at a time over whole tensors: a dozen operations would stream a large tensor through
 memory a dozen times and hold several copies of it. In chunks the intermediate results stay in the cache and the extra
-memory is about the size of the output. On one core, 2^20 elements take 1.4 ms in place, and 3.3 ms if each chunk goes
-through the tensor operations of `rounding.round_to_grid`.
+memory is about the size of the output.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
-
-from altgrad.numerics.constants import MAX, ROOT, SPACING, ULPS, ZERO
-from altgrad.numerics.rounding import SUCCESSOR
 
 # Elements per thread. Small enough for a core's cache (256 KiB of float32 per buffer), large enough that starting a
 # dozen operations per chunk, and the threads waiting for each other in each, costs little.
@@ -73,44 +68,3 @@ def map_elements(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 def _chunks(flat: Tensor, piece: int) -> tuple[Tensor, ...]:
     size = piece * torch.get_num_threads() if flat.device.type == "cpu" else _GPU_CHUNK
     return flat.split(size) if flat.numel() > size else (flat,)
-
-
-class InPlaceRounder:
-    """`rounding.round_to_grid` for eager mode, in place and with reused scratch memory.
-
-    It divides by the spacing and rounds to an integer, without an anchor. Eager division by a power of two is exact on
-    any device and keeps the sign, which saves four operations.
-
-    Args:
-        packed: the format, from `constants.packed_constants`.
-    """
-
-    def __init__(self, packed: Sequence[float]) -> None:
-        self._packed = packed
-        self._keeps_sign_of_zero = math.copysign(1.0, packed[ZERO]) < 0
-        self._scratch: Tensor | None = None
-
-    def __call__(self, work: Tensor) -> None:
-        """Round ``work`` (float32, contiguous, 1-d) in place."""
-        packed = self._packed
-        if self._scratch is None or self._scratch.numel() < work.numel():
-            self._scratch = torch.empty_like(work)
-        spacing = self._scratch[: work.numel()]
-        work.clamp_(-packed[MAX], packed[MAX])
-        torch.add(work, work, alpha=SUCCESSOR, out=spacing)
-        spacing.sub_(work).abs_().mul_(packed[ULPS]).clamp_min_(packed[SPACING])
-        work.div_(spacing)
-        if packed[ROOT]:
-            self._lower_ties(work, spacing)
-        work.round_().mul_(spacing)
-        if not self._keeps_sign_of_zero:
-            work.add_(packed[ZERO])
-
-    def _lower_ties(self, counts: Tensor, spacing: Tensor) -> None:
-        """For M = 0: multiply ``counts`` (values in spacings) by 1 - 2^-24 where ties go down, so that 1.5 goes down.
-
-        The next float32 above 1.5 becomes 1.5 and still goes up.
-        """
-        down = spacing.sqrt().square_()
-        down = down.eq_(spacing) if self._packed[ROOT] > 0 else down.ne_(spacing)
-        counts.mul_(down.mul_(-(2.0**-24)).add_(1.0))

@@ -236,7 +236,7 @@ SCHEMAS = {
     "int first, int block) -> Tensor",
     "rotate_rows": "(Tensor x, Tensor signs) -> Tensor",
     "random_signs": "(Tensor stream, int first, int count) -> Tensor",
-    "round_by_table": "(Tensor x, Tensor constants) -> Tensor",
+    "round_values": "(Tensor x, Tensor constants) -> Tensor",
     "encode_operand": "(Tensor values, Tensor constants) -> Tensor",
     "decode_operand": "(Tensor codes, Tensor constants, ScalarType dtype) -> Tensor",
 }
@@ -313,7 +313,7 @@ _RESULTS: dict[str, Callable[..., Any]] = {  # as the compiler sees them
         (filled_up(x.shape[0], signs.shape[0]), x.shape[1]), dtype=torch.float32
     ),
     "random_signs": lambda stream, first, count: stream.new_empty(count, dtype=torch.float32),
-    "round_by_table": lambda x, constants: x.new_empty(x.shape),
+    "round_values": lambda x, constants: x.new_empty(x.shape),
     "encode_operand": lambda values, constants: values.new_empty(values.shape, dtype=torch.uint8),
     "decode_operand": lambda codes, constants, dtype: codes.new_empty(codes.shape, dtype=dtype),
 }

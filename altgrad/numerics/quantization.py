@@ -21,9 +21,10 @@ from torch.autograd.forward_ad import unpack_dual
 
 from altgrad.formats import Format, get_format
 from altgrad.formats.tables import TableFormat
+from altgrad.numerics import loops
 from altgrad.numerics.compile_utils import constant_in_graphs, converted
-from altgrad.numerics.constants import MAX, format_constants, packed_constants, table_of
-from altgrad.numerics.eager import PIECE, InPlaceRounder, map_chunks
+from altgrad.numerics.constants import MAX, format_constants, loops_take, table_of
+from altgrad.numerics.eager import PIECE, map_chunks
 from altgrad.numerics.rounding import OVERFLOW_POLICIES, ROUNDING_MODES, round_float64, round_to_grid
 
 GRADIENTS = ("straight-through", "clipped", "relu")
@@ -127,12 +128,8 @@ class _Plan(NamedTuple):
                 _require_positive(scale)
             if not has_kernel:
                 return map_chunks(x, scale, self._round_in_place, piece=PIECE // 2)  # allocates as it goes
-            if constants is None and isinstance(self.fmt, TableFormat):
-                constants = format_constants(self.fmt, x.device)
-            if constants is not None and table_of(constants) is not None:
-                return map_chunks(x, scale, partial(_round_by_table, constants))
-            packed = packed_constants(_known(self.fmt)) if constants is None else constants.tolist()
-            return map_chunks(x, scale, InPlaceRounder(packed))
+            constants = format_constants(_known(self.fmt), x.device) if constants is None else constants
+            return map_chunks(x, scale, partial(_round_in_place, constants))
         wide = x if x.dtype == torch.float64 else x.float()
         scaled = wide if scale is None else wide * scale
         if has_kernel:
@@ -168,8 +165,9 @@ class _Plan(NamedTuple):
         work.copy_(self._round(work))
 
 
-def _round_by_table(constants: Tensor, work: Tensor) -> None:
-    work.copy_(round_to_grid(work, constants))
+def _round_in_place(constants: Tensor, work: Tensor) -> None:
+    by_loops = work.device.type == "cpu" and loops_take(constants) and loops.available()
+    work.copy_((torch.ops.altgrad.round_values if by_loops else round_to_grid)(work, constants))
 
 
 def _known(fmt: Format | None) -> Format:

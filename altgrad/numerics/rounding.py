@@ -7,20 +7,20 @@ division or cast, and flushing float32 subnormals to zero changes nothing.
 
 `round_to_grid_stochastic` rounds stochastically, with the same spacing and the random numbers of `uniform`.
 
-`round_float64` is the general path: every mode and overflow policy, for any format, in float64 where every quotient is
-exact.
+`round_float64` is the general path: every mode and overflow policy, for any format, by its values and thresholds in
+float64.
 """
 
 from __future__ import annotations
 
-import math
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from altgrad.formats import FloatFormat, Format
-from altgrad.formats.tables import TableFormat
 from altgrad.numerics import loops
+from altgrad.numerics.compile_utils import constant_in_graphs
 from altgrad.numerics.constants import (
     ANCHOR,
     BITS,
@@ -78,7 +78,7 @@ def round_to_grid(x: Tensor, constants: Tensor) -> Tensor:
 
 def _round_by_table(x: Tensor, constants: Tensor, table: Table) -> Tensor:
     if x.device.type == "cpu" and loops_take(constants) and loops.available():
-        return torch.ops.altgrad.round_by_table(x, constants)
+        return torch.ops.altgrad.round_values(x, constants)
     return torch.where(x.isnan(), x, table.values[table.place(x)])
 
 
@@ -162,81 +162,50 @@ def round_float64(
     Returns:
         float64, the shape of ``x``.
     """
-    if isinstance(fmt, TableFormat):
-        return _round_by_values(x, fmt, rounding, overflow, random, random_bits)
-    assert isinstance(fmt, FloatFormat)
-    negative = torch.signbit(x)
-    magnitude = _magnitude(x, fmt)
-
-    exponent = binade(magnitude, fmt)
-    spacing = power_of_two(exponent - fmt.mantissa_bits)
-    scaled = magnitude / spacing
-    whole = scaled.floor()
-    rest = scaled - whole
-
+    values, thresholds = (t.to(x.device) for t in _in_order(fmt))
+    lowest, largest, *ends = _ends_of(fmt)
+    x = x if fmt.signed else torch.where(x >= 0, x, torch.nan)
+    inside, negative = x.clamp(*ends), x < 0
     if rounding == "nearest-even":
-        away = (rest > 0.5) | ((rest == 0.5) & _code_is_odd(whole, exponent, fmt))
-    elif rounding == "nearest-away":
-        away = rest >= 0.5
-    elif rounding == "toward-zero":
-        away = torch.zeros_like(negative)
-    elif rounding == "stochastic":
-        assert random is not None
-        away = _goes_away(rest, random, random_bits)
+        rounded = values[torch.bucketize(inside, thresholds, right=True)]
     else:
-        away = (rest > 0) & (negative if rounding == "down" else ~negative)
-    rounded = (whole + away) * spacing
-
-    beyond = torch.full_like(rounded, fmt.max)
-    if overflow == "overflow":
-        stays = magnitude.isfinite() & ~_may_leave_range(negative, rounding)
-        beyond.masked_fill_(~stays, torch.inf if fmt.has_inf else torch.nan)
-    rounded = torch.where(rounded > fmt.max, beyond, rounded)
-    if not fmt.signed:
-        return rounded
-    rounded = torch.copysign(rounded, x)
-    return rounded if fmt.has_negative_zero else torch.where(rounded == 0, 0.0, rounded)
-
-
-def _round_by_values(
-    x: Tensor, fmt: TableFormat, rounding: str, overflow: str, random: Tensor | None, random_bits: int
-) -> Tensor:
-    """Return `round_float64` for a table, whose own rule takes the place of ``nearest-even``."""
-    (lowest, largest), step = fmt.values[[0, -1]].tolist(), fmt.missing
-    values, limits = [*fmt.values], [*fmt.thresholds]
-    if step is not None:  # the values that would come next, to which numbers beyond the range are rounded
-        values = [lowest - step, *values, largest + step]
-        limits = [math.nextafter(lowest - step / 2, math.inf), *limits, largest + step / 2]
-    grid, thresholds = torch.tensor(values, device=x.device), torch.tensor(limits, device=x.device)
-    if rounding == "nearest-even":
-        rounded = grid[torch.bucketize(x, thresholds, right=True)]
-    else:
-        negative = x < 0
-        place = torch.where(negative, torch.bucketize(x, grid), torch.bucketize(x, grid, right=True)) - 1
-        below, above = grid[place.clamp(0, len(grid) - 2)], grid[place.clamp(0, len(grid) - 2) + 1]
+        left, right = (torch.bucketize(inside, values, right=right) for right in (False, True))
+        place = torch.where(negative, left, right).clamp(1, len(values) - 1)
+        below, above = values[place - 1], values[place]
         nearer, farther = torch.where(negative, above, below), torch.where(negative, below, above)
-        rest = ((x - nearer).abs() / (above - below)).clamp(max=1)
+        rest = (inside - nearer).abs() / (above - below)
         if rounding == "nearest-away":
             away = rest >= 0.5
         elif rounding == "stochastic":
             assert random is not None
-            away = _goes_away(rest, random, random_bits)
+            away = rest >= 1 - (2.0 * random.double() + 1) * 2.0 ** -(random_bits + 1)
         else:
-            towards = {"toward-zero": torch.zeros_like(negative), "up": ~negative, "down": negative}[rounding]
-            away = ((rest > 0) & towards) | (rest >= 1)
+            away = (inside != nearer) & _points_away(negative, rounding) | (inside == farther)
         rounded = torch.where(away, farther, nearer)
     beyond = (rounded < lowest) | (rounded > largest)
     rounded = rounded.clamp(lowest, largest)
+    if fmt.has_negative_zero:
+        rounded = torch.copysign(rounded, x)
     if overflow == "overflow":
-        leaves = x.isinf() | (beyond & _may_leave_range(torch.signbit(x), rounding))
-        outside = torch.copysign(rounded.new_tensor(torch.inf), x) if fmt.has_inf else torch.nan
+        directed = rounding in ("toward-zero", "up", "down")
+        leaves = x.isinf() | (beyond & _points_away(negative, rounding) if directed else beyond)
+        outside = torch.copysign(torch.full_like(x, torch.inf), x) if fmt.has_inf else torch.nan
         rounded = torch.where(leaves, outside, rounded)
     return torch.where(x.isnan(), x, rounded)
 
 
-def _goes_away(rest: Tensor, random: Tensor, random_bits: int) -> Tensor:
-    """Return where stochastic rounding goes away from zero, ``rest`` of the spacing above the nearer value."""
-    return rest >= 1 - (2.0 * random.double() + 1) * 2.0 ** -(random_bits + 1)
+@constant_in_graphs
+@cache
+def _in_order(fmt: Format) -> tuple[Tensor, Tensor]:
+    """Return `Format.extended` as tensors."""
+    values, thresholds = fmt.extended
+    return torch.tensor(values), torch.tensor(thresholds)
+
+
+@constant_in_graphs
+def _ends_of(fmt: Format) -> tuple[float, ...]:
+    """Return the lowest and the largest value of ``fmt``, and of its extended values."""
+    return tuple(float(values[place]) for values in (fmt.values, fmt.extended[0]) for place in (0, -1))
 
 
 def binade(magnitude: Tensor, fmt: FloatFormat) -> Tensor:
@@ -252,34 +221,11 @@ def power_of_two(exponent: Tensor) -> Tensor:
     return ((exponent + 1023) << 52).view(torch.float64)
 
 
-def _magnitude(x: Tensor, fmt: FloatFormat) -> Tensor:
-    """Return |x|, raised where it is so small that dividing by the spacing could underflow to zero.
-
-    All of (0, 2^-64 spacing) rounds alike in each mode. In an unsigned format negative numbers become NaN; in a format
-    without zero the magnitude is at least its smallest value.
-    """
-    magnitude = x.abs() if fmt.signed else torch.where(x >= 0, x.abs(), torch.nan)
-    if not fmt.has_zero:
-        return magnitude.clamp_min(fmt.smallest)
-    return torch.where(magnitude > 0, magnitude.clamp_min(fmt.smallest * 2.0**-64), magnitude)
-
-
-def _code_is_odd(whole: Tensor, exponent: Tensor, fmt: FloatFormat) -> Tensor:
-    """Return whether the code just below is odd; for M = 0 the code is the exponent field, which is 0 for zero."""
-    if fmt.mantissa_bits > 0:
-        halves = whole * 0.5
-        return halves.floor() != halves
-    field = exponent - fmt.emin + int(fmt.has_zero)
-    return (whole > 0) & (field % 2 == 1)
-
-
-def _may_leave_range(negative: Tensor, rounding: str) -> Tensor:
-    """Return where mode ``rounding`` may round a finite value beyond the range to infinity: bool."""
+def _points_away(negative: Tensor, rounding: str) -> Tensor:
+    """Return where a directed mode ``rounding`` points away from zero: bool."""
     if rounding == "toward-zero":
         return torch.zeros_like(negative)
-    if rounding in ("up", "down"):
-        return negative if rounding == "down" else ~negative
-    return torch.ones_like(negative)
+    return negative if rounding == "down" else ~negative
 
 
 # --- random numbers ---------------------------------------------------------------------------------------------------

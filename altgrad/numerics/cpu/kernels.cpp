@@ -112,13 +112,16 @@ Tensor random_signs(Tensor stream, int64_t first, int64_t count) {
 }
 
 // x: float32.
-Tensor round_by_table(Tensor x, Tensor constants) {
+Tensor round_values(Tensor x, Tensor constants) {
   x = torch::stable::contiguous(x);
   Tensor y = torch::stable::new_empty(x, x.sizes());
-  const TableRounder round{Grid(constants)};
   const float* from = x.const_data_ptr<float>();
   float* to = static_cast<float*>(y.mutable_data_ptr());
-  over(x.numel(), 1, [&](int64_t begin, int64_t end) { round_range(from + begin, to + begin, end - begin, Scale{1}, round); });
+  with_rounder(Grid(constants), [&](const auto& round) {
+    over(x.numel(), 1, [&](int64_t begin, int64_t end) {
+      round_range(from + begin, to + begin, end - begin, Scale{1}, round);
+    });
+  });
   return y;
 }
 
@@ -154,7 +157,7 @@ STABLE_TORCH_LIBRARY_IMPL(altgrad, CPU, m) {
   m.impl("quantize_in_place", TORCH_BOX(&altgrad::quantize_in_place));
   m.impl("random_signs", TORCH_BOX(&altgrad::random_signs));
   m.impl("rotate_rows", TORCH_BOX(&altgrad::rotate_rows));
-  m.impl("round_by_table", TORCH_BOX(&altgrad::round_by_table));
+  m.impl("round_values", TORCH_BOX(&altgrad::round_values));
   m.impl("encode_operand", TORCH_BOX(&altgrad::encode_operand));
   m.impl("decode_operand", TORCH_BOX(&altgrad::decode_operand));
 }
