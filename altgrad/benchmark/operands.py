@@ -98,6 +98,8 @@ def contestants(device: torch.device, dtype: torch.dtype) -> list[OperandMaker]:
         ours("E4M3", "tiles of 128, to float8", dtype=float8, granularity="tile", block=128),
         ours("E4M3", "blocks of 32 (MXFP8), to float8", dtype=float8, **MX),
         ours("E3M4", "a scale per tensor"),
+        ours("POSIT8", "a scale per tensor"),
+        ours("POSIT8", "a scale per tensor by its rms", statistic="rms"),
         ours("E4M3", "a scale per tensor, by kernels", by=by_kernels),
         *(
             ours(fmt, what + said, by=by, **settings)

@@ -1,12 +1,8 @@
 """Codes of values, and their places on a format's grid: as integers (rungs) and as real numbers (coordinates).
 
-The magnitude codes of a format are in the order of their values, so the code of a value can be read off its bits. The
-code of a normal value is the top bits of its float64 pattern less the difference of the biases. The code of a subnormal
-value is the value divided by the smallest spacing.
-
 `encode`, `decode`, `rung`, `ulp` and `neighbours` take any format. `encode` and `rung` first round values off the grid
-(nearest-even, saturating), as a hardware cast does. `coordinate` and `at_coordinate` serve compiled graphs: they take
-`format_constants` and do not round.
+by the format's own rule, saturating, as a hardware cast does. `coordinate` and `at_coordinate` serve compiled graphs:
+they take `format_constants` and do not round.
 """
 
 from __future__ import annotations

@@ -13,9 +13,17 @@ from torch import Tensor
 
 from altgrad.config.arms import FORMULAS, OF_FLOATS
 from altgrad.formats import FloatFormat, Format, get_format
-from altgrad.numerics import format_constants, grid_spacing, operand_scale, permutation
+from altgrad.numerics import (
+    amax,
+    format_constants,
+    grid_spacing,
+    operand_scale,
+    permutation,
+    scale_from_amax,
+)
 from altgrad.numerics.constants import FLOAT32_MANTISSA, MAX, SPACING, ULPS, table_of
 from altgrad.numerics.rounding import SUCCESSOR
+from altgrad.numerics.scaling import rms
 
 # Lower bound of `mantissa`, relative to the tensor's largest stiffness: it avoids division by zero and lets a weight
 # cross zero. The other formulas are positive by themselves.
@@ -25,8 +33,8 @@ LEAST_RMS = 1e-3  # Adafactor's second epsilon: weights of zero still move
 SMALLEST, LARGEST = 2.0**-62, 2.0**62  # numbers in between have squares in float32's range
 TINY = 2.0**-126  # the smallest normal float32 number: a divisor for a tensor of zeros
 
-# Indices into `Stiffness.numbers`. PER_BINADE is 2^-M (M: mantissa bits), KNEE is 2^-knee.
-PER_BINADE, SMALLEST_NORMAL, PER_RANGE, KNEE, SLOPE = range(5)
+# Indices into `Stiffness.numbers`. PER_BINADE is 2^-M (M: mantissa bits), KNEE is 2^-knee, OF_RMS is 1 or 0.
+PER_BINADE, SMALLEST_NORMAL, PER_RANGE, KNEE, SLOPE, OF_RMS = range(6)
 
 
 def stiffness(
@@ -78,7 +86,7 @@ def stiffness(
     """
     stiff = Stiffness(get_format(fmt), formula, foreign, knee=knee, slope=slope).to(weight.device)
     if scale is None:
-        scale = operand_scale(weight, stiff.constants)
+        scale = operand_scale(weight, stiff.constants, statistic=get_format(fmt).scale_statistic)
     order = permutation(weight.numel(), seed, 0).to(weight.device) if formula == "permuted" else None
     return stiff(weight.detach(), scale, order, dim)
 
@@ -110,7 +118,8 @@ class Stiffness:
         if not isinstance(fmt, FloatFormat) and formula in OF_FLOATS:
             raise ValueError(f"formula: {formula} needs mantissa bits, which {fmt.name} does not have; take ulp, say")
         self.constants = format_constants(foreign or fmt)
-        numbers = [0.0] * 5
+        numbers = [0.0] * 6
+        numbers[OF_RMS] = float((foreign or fmt).scale_statistic == "rms")
         if isinstance(fmt, FloatFormat):
             bits = fmt.mantissa_bits - (fmt.exponent_bits == 0)  # up to the scale, E0My has the values of E1M(y-1)
             numbers[PER_BINADE] = 2.0**-bits
@@ -147,7 +156,8 @@ def evaluate(
         mean = squares.mean(dtype=torch.float64) if formula == "rms" else squares.mean(dim, True, dtype=torch.float64)
         return mean.sqrt().clamp_min(LEAST_RMS).to(weight.dtype).expand_as(weight)
     if formula == "foreign":
-        scale = operand_scale(weight, constants)
+        largest = torch.where(numbers[OF_RMS] > 0, rms(weight), amax(weight))
+        scale = scale_from_amax(largest, constants).to(weight.dtype)
     found = _spacing(weight * scale, constants) / scale
     if formula == "range":
         return found * numbers[PER_RANGE]

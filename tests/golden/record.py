@@ -34,11 +34,14 @@ def path_of(name: str) -> Path:
 
 
 def difference(name: str, then: Results, now: Results) -> str:
-    """Return what differs between two results of the run ``name``, its files by name; "" where nothing does."""
+    """Return what differs between two results of the run ``name``, its files by name; "" where nothing does.
+
+    ``None`` in ``then`` differs from nothing: no machine of the class has recorded the file since it changed.
+    """
     if not then:
         return f"{name}: is new"
     found = {
-        "differs": [file for file in then if file in now and then[file] != now[file] and file != LOSS],
+        "differs": [file for file in then if file in now and then[file] not in (None, now[file]) and file != LOSS],
         "missing": [file for file in then if file not in now],
         "new": [file for file in now if file not in then],
     }

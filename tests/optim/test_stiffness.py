@@ -30,6 +30,19 @@ def test_ulp_is_the_spacing_of_the_quantization_grid_in_the_weights_own_unit(fmt
     assert torch.equal(stiffness(w, fmt), ulp(w * scale, fmt) / scale)
 
 
+@pytest.mark.parametrize("fmt", ["POSIT8", "HIF8", "LNS8", "NF4"])
+def test_ulp_of_a_table_is_the_distance_of_its_values_at_its_own_scale(fmt):
+    w, found = weights(), get_format(fmt)
+    size = w.square().mean(dtype=torch.float64).sqrt().float() if found.scale_statistic == "rms" else w.abs().amax()
+    scale = compute_scale(size, fmt)
+    expected = torch.from_numpy(found.spacing((w * scale).double().numpy())).float() / scale
+    assert torch.allclose(stiffness(w, fmt), expected, rtol=1e-6)
+    assert torch.equal(stiffness(w, "E4M3", "foreign", foreign=fmt), stiffness(w, fmt))
+    assert stiffness(w, fmt, "permuted", seed=3).sort().values.equal(stiffness(w, fmt).sort().values)
+    with pytest.raises(ValueError, match=f"smooth needs mantissa bits, which {fmt} does not have"):
+        stiffness(w, fmt, "smooth")
+
+
 @pytest.mark.parametrize("fmt", FORMATS)
 def test_mantissa_ignores_the_scale_and_the_subnormal_numbers(fmt):
     w = weights()
