@@ -121,19 +121,24 @@ class Table(NamedTuple):
 
 
 def loops_take(constants: Tensor) -> bool:
-    """Whether the C++ loops round to the format: they take all float formats, and tables with a look-up."""
+    """Whether loops and kernels round to the format: they take all float formats, and tables with a look-up."""
     table = table_of(constants)
     return table is None or table.values.numel() == LEAST_PLACES
 
 
+def table_start(constants: Tensor) -> int:
+    """Return the index in ``constants`` at which the table begins; 0 if there is none: a float format's have none."""
+    start = SIZE if constants.numel() % 2 else 2 * SIZE
+    return start if constants.numel() > start else 0
+
+
 def table_of(constants: Tensor) -> Table | None:
     """Return the table in ``constants``, or None: a float format's have none."""
-    size = constants.numel() - (SIZE if constants.numel() % 2 else 2 * SIZE)
-    if size == 0:
+    start = table_start(constants)
+    if start == 0:
         return None
-    _, numbers, values, thresholds, spacings = constants.split(
-        [constants.numel() - size, TABLE_NUMBERS + 3 * LOOKUP, *[(size - TABLE_NUMBERS) // 3 - LOOKUP] * 3]
-    )
+    places = (constants.numel() - start - TABLE_NUMBERS) // 3 - LOOKUP
+    _, numbers, values, thresholds, spacings = constants.split([start, TABLE_NUMBERS + 3 * LOOKUP, *[places] * 3])
     return Table(numbers[:TABLE_NUMBERS], values, thresholds, spacings)
 
 
