@@ -65,7 +65,8 @@ def format_constants(
         float32, shape (7,), or (14,) with such a scale format. The largest magnitude of both signs; float32 ulps per
         spacing in the normal range, 2^(23 - M); the smallest spacing; the anchor in spacings, and in squared roots of
         the spacing (see `rounding`); the zero that rounding adds at the end, -0 if the format has -0, else +0; the
-        scaling target. Those of a `TableFormat` have its `Table` behind them, and zeros for what it does not have.
+        scaling target. Those of a `TableFormat` have its `Table` behind them, the spacing at the scaling target in
+        place of the smallest one, and zeros for what it does not have.
 
     Raises:
         ValueError: a format is unsigned or too wide for float32 arithmetic.
@@ -120,19 +121,24 @@ class Table(NamedTuple):
 
 
 def loops_take(constants: Tensor) -> bool:
-    """Whether the C++ loops round to the format: they take all float formats, and tables with a look-up."""
+    """Whether loops and kernels round to the format: they take all float formats, and tables with a look-up."""
     table = table_of(constants)
     return table is None or table.values.numel() == LEAST_PLACES
 
 
+def table_start(constants: Tensor) -> int:
+    """Return the index in ``constants`` at which the table begins; 0 if there is none: a float format's have none."""
+    start = SIZE if constants.numel() % 2 else 2 * SIZE
+    return start if constants.numel() > start else 0
+
+
 def table_of(constants: Tensor) -> Table | None:
     """Return the table in ``constants``, or None: a float format's have none."""
-    size = constants.numel() - (SIZE if constants.numel() % 2 else 2 * SIZE)
-    if size == 0:
+    start = table_start(constants)
+    if start == 0:
         return None
-    _, numbers, values, thresholds, spacings = constants.split(
-        [constants.numel() - size, TABLE_NUMBERS + 3 * LOOKUP, *[(size - TABLE_NUMBERS) // 3 - LOOKUP] * 3]
-    )
+    places = (constants.numel() - start - TABLE_NUMBERS) // 3 - LOOKUP
+    _, numbers, values, thresholds, spacings = constants.split([start, TABLE_NUMBERS + 3 * LOOKUP, *[places] * 3])
     return Table(numbers[:TABLE_NUMBERS], values, thresholds, spacings)
 
 
@@ -209,7 +215,10 @@ def _packed(fmt: Format) -> tuple[float, ...]:
     packed = [0.0] * SIZE
     packed[TARGET] = fmt.scale_target
     if not isinstance(fmt, FloatFormat):
-        packed[MAX] = float(np.abs(in_float32(fmt.values, fmt.thresholds)[0][[0, -1]]).min())
+        values = in_float32(fmt.values, fmt.thresholds)[0]
+        above = np.searchsorted(values[:-1], np.float32(fmt.scale_target), "right")
+        packed[MAX] = float(np.abs(values[[0, -1]]).min())
+        packed[SPACING] = float(values[above] - values[above - 1])
         return tuple(packed)
     packed[MAX] = fmt.max
     packed[ULPS] = 2.0 ** (FLOAT32_MANTISSA - fmt.mantissa_bits)
@@ -248,7 +257,7 @@ def refined_format(fmt: Format, refinement: int) -> Format:
         return FloatFormat(name, fmt.exponent_bits, fmt.mantissa_bits + bits, fmt.bias)
     values = in_float32(fmt.values, fmt.thresholds)[0].astype(np.float64)
     places = np.arange((len(values) - 1) * refinement + 1) / refinement
-    return Format.of_values(name, np.interp(places, np.arange(len(values)), values).tolist())
+    return Format.of_values(name, np.interp(places, np.arange(len(values)), values).tolist(), scale_to=fmt.scale_to)
 
 
 def refined_constants(

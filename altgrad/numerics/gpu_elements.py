@@ -19,6 +19,8 @@ from altgrad.numerics import constants as packed
 MAX, ULPS, SPACING = tl.constexpr(packed.MAX), tl.constexpr(packed.ULPS), tl.constexpr(packed.SPACING)
 ROOT, ZERO = tl.constexpr(packed.ROOT), tl.constexpr(packed.ZERO)
 TARGET, SIZE = tl.constexpr(packed.TARGET), tl.constexpr(packed.SIZE)
+FIRST, SHIFT, BUCKETS = tl.constexpr(packed.FIRST), tl.constexpr(packed.SHIFT), tl.constexpr(packed.BUCKETS)
+TABLE_NUMBERS, LOOKUP = tl.constexpr(packed.TABLE_NUMBERS), tl.constexpr(packed.LOOKUP)
 FLOAT32, CEIL, RCEIL, EVEN = (tl.constexpr(packed.SCALE_RULES.index(n)) for n in ("float32", "ceil", "rceil", "even"))
 FOUR_OVER_SIX = tl.constexpr(packed.FOUR_OVER_SIX)
 ROUNDS, LANES, BITS = tl.constexpr(numbers.ROUNDS), tl.constexpr(numbers.LANES), tl.constexpr(numbers.BITS)
@@ -144,6 +146,17 @@ def nearest(x, grid):
     anchor = number(binade) * number(anchors + beyond)
     rounded = (x + anchor) - anchor
     return number(bits(rounded) | (bits(x) & bits(tl.load(grid + ZERO))))
+
+
+@triton.jit
+def nearest_in(table, x):
+    """Return `round_to_grid` of x, by the look-up of `constants` in ``table``."""
+    first, buckets = tl.load(table + FIRST).to(tl.int32), tl.load(table + BUCKETS).to(tl.int32)
+    magnitude, limits = bits(x) & 0x7FFFFFFF, table + TABLE_NUMBERS
+    key = ((magnitude - 1) >> tl.load(table + SHIFT).to(tl.int32)) + 1  # as defined, and no sum leaves int32
+    bucket = tl.minimum(tl.maximum(key - first, 0), buckets - 1) + ((bits(x) >> 31) & buckets)
+    second = (magnitude >= bits(tl.load(limits + bucket))).to(tl.int32)
+    return tl.where(x != x, x, tl.load(limits + LOOKUP + 2 * bucket + second))
 
 
 @triton.jit

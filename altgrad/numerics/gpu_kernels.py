@@ -1,13 +1,14 @@
 """Triton kernels of operands: largest magnitudes, then scale and rounding in one pass.
 
 `operand_definition` and `ms_eden` define the results; every bit agrees. A format is the tensor of its `constants`, so
-one compiled kernel serves all formats. Rules of scales and shapes of tiles are compiled in. Integers of addresses and
-places have 64 bits.
+one compiled kernel serves all float formats and another one all tables. Rules of scales and shapes of tiles are
+compiled in. Integers of addresses and places have 64 bits.
 
 Arguments that several kernels share:
 
 - x, y: input and output (rows, columns), each with its strides; y may be x. Rows of x from ``there`` on count as 0.
-- grid: the packed constants of the format. known: an amax, used where it is positive.
+- grid: the packed constants of the format, whose table begins at TABLE; 0: a float format. known: an amax, used where
+  it is positive.
 - signs: x is first rotated by these, each 2^LOG neighbouring rows together; LOG = 0: not rotated.
 - stream, first: random numbers for stochastic rounding, if DRAWS; see `rounded`.
 - H, G, W: a program has a tile of H rows and G groups of W columns, each padded to a power of two.
@@ -28,6 +29,7 @@ from altgrad.numerics.gpu_elements import (
     float8,
     load,
     nearest,
+    nearest_in,
     number,
     over_power_of_two,
     pairs,
@@ -96,7 +98,10 @@ def loaded(x, row, column, row_stride, column_stride, inside, there, signs, LOG:
 
 
 @triton.jit
-def rounded(x, grid, stream, row_place, column, column_start, DRAWS: tl.constexpr, ALIGNED: tl.constexpr):
+def rounded(
+    x, grid, stream, row_place, column, column_start, DRAWS: tl.constexpr, ALIGNED: tl.constexpr,
+    TABLE: tl.constexpr = 0,
+):  # fmt: skip
     """Return a tile (H, G, W) rounded to nearest, or stochastically if DRAWS.
 
     The random number of an element is at ``row_place + column`` of the stream. ALIGNED: in each row of the tile these
@@ -111,6 +116,8 @@ def rounded(x, grid, stream, row_place, column, column_start, DRAWS: tl.constexp
         else:
             random = uniform_at(row_place + column, stream)
         found = by_chance(x, grid, random)
+    elif TABLE > 0:
+        found = nearest_in(grid + TABLE, x)
     else:
         found = nearest(x, grid)
     return found
@@ -121,7 +128,7 @@ def round_at_amax(
     x, y, grid, amaxes, known, known_step, signs, stream, first, scales, there, rows, columns,
     row_stride, column_stride, y_row_stride, y_column_stride,
     RULE: tl.constexpr, OF: tl.constexpr, HAS_KNOWN: tl.constexpr, LOG: tl.constexpr, DRAWS: tl.constexpr,
-    ALIGNED: tl.constexpr, H: tl.constexpr, G: tl.constexpr,
+    ALIGNED: tl.constexpr, TABLE: tl.constexpr, H: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
     """Round with one scale for ``all`` elements, each ``row`` or each ``column`` (OF), whose amax has been found.
 
@@ -143,7 +150,7 @@ def round_at_amax(
     factor = scale_of(largest, tl.load(grid + TARGET).to(tl.float64), grid, RULE)
     if beside == 0:
         tl.store(scales + at, factor, mask=at < count)
-    found = rounded(values * factor, grid, stream, first + row * columns, column, part * G, DRAWS, ALIGNED)
+    found = rounded(values * factor, grid, stream, first + row * columns, column, part * G, DRAWS, ALIGNED, TABLE)
     store(y + row * y_row_stride + column * y_column_stride, found, inside, grid, True)
 
 
@@ -152,7 +159,7 @@ def round_groups(
     x, y, grid, known, known_step, signs, stream, first, scales, there, rows, columns,
     row_stride, column_stride, y_row_stride, y_column_stride, high, wide,
     RULE: tl.constexpr, KEEPS: tl.constexpr, HAS_KNOWN: tl.constexpr, LOG: tl.constexpr, DRAWS: tl.constexpr,
-    ALIGNED: tl.constexpr, H: tl.constexpr, G: tl.constexpr, W: tl.constexpr,
+    ALIGNED: tl.constexpr, TABLE: tl.constexpr, H: tl.constexpr, G: tl.constexpr, W: tl.constexpr,
 ):  # fmt: skip
     """Round with a scale for each group of ``high`` rows and ``wide`` columns: blocks, tiles, or short rows.
 
@@ -167,7 +174,9 @@ def round_groups(
         remembered = tl.load(known + row * known_step, mask=row < rows, other=0.0)
         largest = tl.where(remembered > 0, remembered, largest)
     factor = scale_of(largest, tl.load(grid + TARGET).to(tl.float64), grid, RULE)
-    found = rounded(values * factor, grid, stream, first + row * columns, column, part * (G * wide), DRAWS, ALIGNED)
+    found = rounded(
+        values * factor, grid, stream, first + row * columns, column, part * (G * wide), DRAWS, ALIGNED, TABLE
+    )
     if KEEPS:
         groups = tl.cdiv(columns, wide)
         tl.store(scales + strip * groups + group, factor, mask=group < groups)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from altgrad.numerics.compile_utils import constant_in_graphs
-from altgrad.numerics.constants import LANES, TWO_LEVEL, scale_constants
+from altgrad.numerics.constants import LANES, TWO_LEVEL, scale_constants, table_start
 from altgrad.numerics.operand_definition import (
     FLOAT8,
     ONE_SCALE,
@@ -154,14 +154,15 @@ def _quantize(
             *tensors, amax, known, signs, stream, first, scale, codes, *extent, high, wide, **options
         )
     elif in_groups:
-        options |= {"KEEPS": has_scale(block, rule, values.dtype), "W": W}
+        options |= {"KEEPS": has_scale(block, rule, values.dtype), "TABLE": table_start(constants), "W": W}
         kernels.round_groups[programs](
             *tensors, known, known_step, signs, stream, first, scale, *extent, high, wide, **options
         )
     else:
         kernels.round_at_amax[programs](
-            *tensors, amax, known, known_step, signs, stream, first, scale, *extent, OF=of, **options
-        )
+            *tensors, amax, known, known_step, signs, stream, first, scale, *extent, OF=of,
+            TABLE=table_start(constants), **options,
+        )  # fmt: skip
     return scale
 
 

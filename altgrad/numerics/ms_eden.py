@@ -31,7 +31,7 @@ from torch import Tensor
 
 from altgrad.numerics import gpu_launch as launch
 from altgrad.numerics.compile_utils import materialized
-from altgrad.numerics.constants import TARGET, scale_constants
+from altgrad.numerics.constants import TARGET, scale_constants, table_of
 from altgrad.numerics.operand import has_loops, rotate_rows
 from altgrad.numerics.operand_definition import filled_up
 from altgrad.numerics.rounding import round_to_grid, round_to_grid_stochastic, uniform, words
@@ -95,7 +95,8 @@ def rotated_ms_eden(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Divide ``x`` by ``over`` unless it is None, rotate it by ``signs``, and return its `ms_eden`."""
-    if not launch.takes_kernels(x, dtype, block) or (over is not None and over.ndim > 0):
+    takes_kernels = table_of(constants) is None and launch.takes_kernels(x, dtype, block)
+    if not takes_kernels or (over is not None and over.ndim > 0):
         x = x if over is None else x.float() / over
         return ms_eden(rotate_rows(x, signs), constants, stream, first, block, dtype)
     values = x.new_empty((filled_up(x.shape[0], SIZE), x.shape[1]), dtype=dtype)

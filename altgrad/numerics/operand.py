@@ -126,19 +126,22 @@ def quantize_operand(
     rule = scale_rule(scale_format, scale_rounding, granularity)
     if statistic == "rms" and history is None and block == ONE_SCALE:
         history, method = rms(x).unsqueeze(0), "most-recent"
+    # Loops and kernels round to a table's values to nearest alone, and kernels with scales of one level alone.
     of_floats = table_of(constants) is None
-    by_kernels = of_floats and statistic == "amax" and takes_kernels(x, dtype, block, stream is not None)
+    rounds = loops_take(constants) and (of_floats or stream is None)
+    kernels_round = rounds and (of_floats or (rule < TWO_LEVEL and dtype.itemsize > 1))
+    by_kernels = kernels_round and statistic == "amax" and takes_kernels(x, dtype, block, stream is not None)
     if rotate and not by_kernels:
         x, rotate, overwrite = rotate_rows(x), False, True
     codes = has_codes(block, dtype)
     # Loops and tensor operations make bfloat16, cast to float8 at the end, unless block scales are returned beside it.
     made_in = torch.bfloat16 if dtype.itemsize == 1 and not (by_kernels or codes) else dtype
     how: dict[str, Any] = {"block": block, "dim": dim, "rule": rule, "dtype": made_in, "first": first, "stream": stream}
-    # The loops support neither codes nor a history of rows, nor an rms of parts; formats with a table to nearest alone.
+    # The loops support neither codes nor a history of rows, nor an rms of parts.
     of_parts = block != ONE_SCALE and statistic == "rms"
-    refused = codes or of_parts or (history is not None and block == ROWS) or not (of_floats or stream is None)
+    refused = codes or of_parts or (history is not None and block == ROWS) or not rounds
     found: tuple[Tensor, ...]
-    if has_loops(x) and loops_take(constants) and not refused:
+    if has_loops(x) and not refused:
         how |= {"method": method, "learns": learns, "overwrite": overwrite}
         found = quantize_by_operator(x, constants, history, **how)
     else:

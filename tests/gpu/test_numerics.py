@@ -94,7 +94,10 @@ def test_kernels_have_the_bits_of_tensor_operations_on_the_cpu(device, block):
         for name, dtypes, stream in (
             ("E4M3", (torch.bfloat16, torch.bfloat16), None), ("E7M0", (torch.float32, torch.float32), None),
             ("E2M1", (torch.float32, torch.bfloat16), torch.tensor([3, 4, 5])),
+            ("POSIT8", (torch.bfloat16, torch.bfloat16), None), ("NF4", (torch.float32, torch.float32), None),
         ):  # fmt: skip
+            if rule >= TWO_LEVEL and name in ("POSIT8", "NF4"):
+                continue  # `quantize_operand` does not start kernels for it
             constants = format_constants(name, scale_format="E4M3" if rule >= TWO_LEVEL else "float32")
             known = torch.tensor(3.0) if i % 2 and block != ROWS else None
             part = slice(None) if i % 3 else slice(1, 158)

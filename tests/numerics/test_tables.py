@@ -23,7 +23,7 @@ from altgrad.numerics import (
     rung,
     ulp,
 )
-from altgrad.numerics.constants import loops_take, refined_constants, table_of
+from altgrad.numerics.constants import SPACING, TARGET, loops_take, refined_constants, table_of
 from altgrad.numerics.operand_definition import block_code, quantize_by_tensors
 from altgrad.numerics.prove import MODES, check_decision_points, rounder
 from altgrad.numerics.rounding import round_to_grid_stochastic
@@ -147,6 +147,7 @@ def test_stochastic_rounding_takes_the_share_of_the_way(fmt):
     [
         {}, {"granularity": "row"}, {"granularity": "row", "dim": 0}, {"granularity": "block", "scale_format": "E8M0"},
         {"granularity": "block", "dim": 0, "scale_format": "E8M0"}, {"granularity": "block"}, {"granularity": "tile"},
+        {"granularity": "tile", "scale_format": "E8M0", "scale_rounding": "even"},
         {"granularity": "block", "block": 16, "scale_format": "E4M3"},
     ],
     ids=str,
@@ -158,9 +159,9 @@ def test_operands_are_those_of_the_definition(name, options, statistic):
     if statistic == "rms" and scale_format == "E4M3":
         return
     constants = format_constants(fmt, scale_format=scale_format)
-    settings = {"granularity": "tensor", "block": 32, "dim": 1, "scale_format": "float32", **options}
+    settings = {"granularity": "tensor", "block": 32, "dim": 1, "scale_format": "float32"} | options
     block, dim = block_code(settings["granularity"], settings["block"]), settings["dim"]
-    rule = scale_rule(settings["scale_format"], "rceil", settings["granularity"])
+    rule = scale_rule(settings["scale_format"], options.get("scale_rounding", "rceil"), settings["granularity"])
     for dtype in (torch.float32, torch.bfloat16):
         x = spread((70, 48), binades=3.0).to(dtype)
         made = torch.bfloat16 if fmt.fits(8, -133, 127) and scale_format != "E4M3" else torch.float32
@@ -188,6 +189,14 @@ def test_a_refined_table_lies_between_the_values():
     halves = coordinate(round_to_grid(x, fine), coarse) * 4
     assert torch.equal(halves, halves.round())
     torch.testing.assert_close(grid_spacing(x, fine) * 4, grid_spacing(x, coarse))
+
+
+@over_formats
+def test_constants_have_the_spacing_at_the_target(fmt):
+    """Which the scale rule `even` reads: loops and kernels from the constants, tensor operations from the table."""
+    refined = [] if fmt.name in ("crowded", "wide") else [refined_constants(fmt, 4)]  # which have no room for more
+    for constants in (format_constants(fmt), format_constants(fmt.scaled_to(0.3)), *refined):
+        assert constants[SPACING] == grid_spacing(constants[TARGET], constants)
 
 
 def test_a_table_is_no_format_of_scales():

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from altgrad.formats import get_format
 from altgrad.numerics import (
     amax,
     decode,
@@ -43,11 +44,13 @@ from altgrad.numerics.operand_definition import (
     rotate_by_tensors,
 )
 from altgrad.numerics.scaling import scaling_amax
-from tests.numerics.numerics_oracles import same, spread, unusual
-from tests.numerics.test_operand import FORMATS, around_boundaries
+from tests.numerics.numerics_oracles import name_of, same, spread, unusual
+from tests.numerics.test_operand import FORMATS
+from tests.numerics.test_tables import OWN, points
 
 ROOT = Path(__file__).parents[2]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+TABLES = [*map(get_format, ("POSIT8", "HIF8", "TAKUM8", "LNS8", "NF4")), OWN[0], OWN[1]]
 STREAM, NOTHING = torch.tensor([3, 4, 5]), torch.empty(0)
 GUARD = 64
 NAN = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)  # as GPUs make it: to round it would carry
@@ -101,6 +104,8 @@ instructions(kernels.find_amax, OF="all", **found)
 amax, groups, levels = kernels.round_at_amax, kernels.round_groups, kernels.round_two_level
 for kernel, to, h, g, w, by_columns, rule, draws, log, more in (
     (amax, "*i16", 1, 4096, 1, False, 0, False, 0, {"OF": "all"}),
+    (amax, "*i16", 1, 4096, 1, False, 0, False, 0, {"OF": "all", "TABLE": 7}),
+    (groups, "*i16", 1, 64, 32, False, 4, False, 0, {"KEEPS": False, "TABLE": 7}),
     (groups, "*i16", 1, 64, 32, False, 3, True, 0, {"KEEPS": False}),
     (levels, "*i16", 16, 8, 16, False, 6, False, 0, {"PAIRS": -1}),
     (levels, "*i16", 16, 256, 1, False, 5, True, 4, {"PAIRS": -1}),
@@ -109,7 +114,8 @@ for kernel, to, h, g, w, by_columns, rule, draws, log, more in (
     (levels, "*u8", 1, 256, 16, False, 5, False, 0, {"PAIRS": 1}),
     (levels, "*u8", 16, 256, 1, True, 6, True, 4, {"PAIRS": 0}),
 ):
-    given = {"DRAWS": draws, "ALIGNED": True, "LOG": log, "RULE": rule, "HAS_KNOWN": False, "H": h, "G": g} | more
+    given = {"DRAWS": draws, "ALIGNED": True, "LOG": log, "RULE": rule, "HAS_KNOWN": False, "H": h, "G": g}
+    given |= ({} if kernel is levels else {"TABLE": 0}) | more
     if kernel is not amax:
         given |= {"W": w} | {name: 1 for name, length in (("high", h), ("wide", w)) if length == 1}  # as launches do
     instructions(kernel, to, column_stride=1, **{"y_row_stride" if by_columns else "y_column_stride": 1}, **given)
@@ -121,11 +127,11 @@ instructions(kernels.round_ms_eden, column_stride=1, CLIP=CLIP, ROOM=ROOM, HAS_O
 def test_what_is_compiled_for_a_gpu_fuses_nothing_and_divides_exactly():
     """Without one: for compute capability 9.0. Neighbours in memory are read and written as such."""
     amaxes, *rounding = in_a_process(COMPILED, TRITON_INTERPRET="0").splitlines()
-    assert "atom.global" in amaxes and len(rounding) == 9
+    assert "atom.global" in amaxes and len(rounding) == 11
     for i, names in enumerate(rounding):
         used = names.split()
         assert not [name for name in used if re.match(r"fma|mad.*f\d|div.*(approx|full)|.*\.ftz", name)]
-        packed = i in (6, 7)  # whose blocks have 8 bytes
+        packed = i in (8, 9)  # whose blocks have 8 bytes
         assert any(re.match(rf"st\.global\.v{2 if packed else 4}", name) for name in used)
 
 
@@ -151,21 +157,24 @@ def by_kernels(
 
 
 @interpreted
-@pytest.mark.parametrize("name", [*FORMATS, "binary8p1f"])
-def test_every_boundary_is_rounded_as_defined(name):
-    """Of every format, in both dtypes, and by chance; with NaN, infinities, zeros of both signs and subnormals.
+@pytest.mark.parametrize("fmt", [*map(get_format, [*FORMATS, "binary8p1f"]), *TABLES], ids=name_of)
+def test_every_boundary_is_rounded_as_defined(fmt):
+    """Of every format, in both dtypes, and by chance; with zeros of both signs, subnormals and what saturates.
 
-    And as the amax of a column, where rules of scales have boundaries.
+    And as the amax of a column, where rules of scales have boundaries; with NaN and infinities.
     """
-    constants = format_constants(name)
-    rare = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-45, -1e-39, 3e38])
-    x = torch.cat([around_boundaries(name)[0], rare])[None]
-    one = constants[TARGET].clone()  # an amax of the target: scale 1
-    for source, dtype, stream in (
-        (x, torch.float32, None), (x.bfloat16(), torch.bfloat16, None), (x, torch.float32, STREAM),
+    constants, x, is_table = format_constants(fmt), points(fmt)[None], fmt in TABLES
+    holds = torch.bfloat16 if not is_table or fmt.fits(8, -133, 127) else torch.float32
+    at_one = constants[TARGET].clone()  # an amax of the target: scale 1
+    for known, source, dtype, stream in (
+        (at_one, x, torch.float32, None), (at_one, x.bfloat16(), holds, None), (at_one, x, torch.float32, STREAM),
+        (torch.tensor(1e-30), x, holds, None),  # some products are infinite
     ):  # fmt: skip
-        arguments = (source, constants, one, ONE_SCALE, 1, 0, dtype, stream, 64)
-        assert all(map(same, by_kernels(*arguments), quantize_by_tensors(*arguments))), (dtype, stream)
+        if is_table and stream is not None:
+            continue
+        arguments = (source[source.isfinite()][None], constants, known, ONE_SCALE, 1, 0, dtype, stream, 64)
+        found, expected = by_kernels(*arguments), quantize_by_tensors(*arguments)
+        assert all(map(same, found, expected)) and found[0].isfinite().all(), (dtype, stream)
     for rule in ("rceil", "even"):
         arguments = (x, constants, None, ROWS, 0, SCALE_RULES.index(rule), torch.float32, None, 0)
         assert all(map(same, by_kernels(*arguments), quantize_by_tensors(*arguments))), rule
@@ -189,6 +198,27 @@ def test_kernels_are_the_definition_to_the_bit(block):
             arguments = (source, constants, known, block, dim, rule, dtype, stream, 11)
             found, expected = by_kernels(*arguments), quantize_by_tensors(*arguments)
             assert all(map(same, found, expected)), (name, kind, rule, dim, dtype)
+
+
+@interpreted
+@pytest.mark.parametrize("block", [ONE_SCALE, ROWS, 16, 5, -16, -7])
+@pytest.mark.parametrize("fmt", TABLES, ids=name_of)
+def test_tables_are_looked_up_to_the_bit(fmt, block):
+    """Of every rule, along both dimensions, from both dtypes; of rotated rows, and before a scale's constants."""
+    kinds = ["as drawn", "tiny", "nan", "huge", "inf", "zero"]
+    for i, rule in enumerate(range(len(SCALE_RULES))):
+        for dim, shape in ((0, (37, 5)), (1, (3, 43))):
+            constants = format_constants(fmt, scale_format="E4M3" if i % 2 else "float32")
+            x = unusual(spread(shape, i), kinds[(i + 3 * dim) % len(kinds)])
+            x = torch.where(x.isnan(), NAN, x)
+            known = None if i % 2 else torch.tensor(3.0)
+            source, dtype = (x.t().contiguous().t().bfloat16(), torch.float32) if (i + dim) % 2 else (x, torch.bfloat16)
+            dtype = dtype if fmt.fits(8, -133, 127) else torch.float32
+            signs = signs_on(torch.device("cpu")) if rule == 3 and dim == 0 else NOTHING
+            turned = rotate_by_tensors(source, signs) if signs.numel() else source
+            arguments = (constants, known, block, dim, rule, dtype, None, 11)
+            found, expected = by_kernels(source, *arguments, signs), quantize_by_tensors(turned, *arguments)
+            assert all(map(same, found, expected)), (rule, dim, dtype)
 
 
 @interpreted
@@ -317,6 +347,35 @@ def test_operands_of_a_gpu_are_made_by_kernels(monkeypatch):
         found = quantize_operand(x, constants, **options)
         assert same(found.values, expected.values) and same(found.scale, expected.scale)
         assert found.values.stride() == step
+
+
+@interpreted
+@pytest.mark.usefixtures("on_a_gpu")
+def test_kernels_round_to_tables_where_they_can(monkeypatch):
+    """To nearest, by the amax, with one level of scales and a look-up. All else takes tensor operations."""
+    calls: list[Any] = []
+    inner = launch._quantize
+    monkeypatch.setattr(launch, "_quantize", lambda *a: calls.append(a) or inner(*a))
+    x, rows = spread((64, 40)), {"granularity": "row"}
+    for fmt, stream, options, takes in (
+        ("POSIT8", None, {}, True), (TABLES[-1], None, rows, True), ("HIF8", None, rows | {"dim": 0}, True),
+        ("LNS8", None, {"granularity": "block", "scale_format": "E8M0", "scale_rounding": "even"}, True),
+        ("NF4", None, {"granularity": "tile", "history": None}, True),
+        ("POSIT8", None, {"history": torch.tensor([3.0]), "learns": "first"}, True),
+        ("POSIT8", STREAM, {}, False), ("POSIT8", None, {"statistic": "rms"}, False), (OWN[2], None, {}, False),
+        ("POSIT8", None, {"granularity": "block", "block": 16, "scale_format": "E4M3"}, False),
+        ("POSIT8", None, {"dtype": torch.float8_e4m3fn}, False),
+    ):  # fmt: skip
+        calls.clear()
+        more: dict[str, Any] = {"dtype": torch.float32, "stream": stream} | options
+        constants = format_constants(fmt, scale_format=more.get("scale_format", "float32"))
+        expected, found = defined(monkeypatch, x, constants, **more), quantize_operand(x, constants, **more)
+        assert same(found.values.float(), expected.values.float()), (fmt, options)
+        assert found.scale is None or same(found.scale, expected.scale), (fmt, options)
+        assert len(calls) == takes and not launch._failures, (fmt, options)
+    constants, signs = format_constants("POSIT8", scale_format="E4M3"), random_signs(STREAM, 0)
+    values, _ = ms_eden.rotated_ms_eden(x, None, signs, constants, STREAM, 0, 16, torch.float32)
+    assert same(values, ms_eden_by_tensors(rotate_by_tensors(x, signs), constants, STREAM, 0, 16)[0])
 
 
 @interpreted
