@@ -180,8 +180,8 @@ def round_float64(
             assert random is not None
             away = rest >= 1 - (2.0 * random.double() + 1) * 2.0 ** -(random_bits + 1)
         else:
-            away = (inside != nearer) & _points_away(negative, rounding) | (inside == farther)
-        rounded = torch.where(away, farther, nearer)
+            away = (inside != nearer) & _points_away(negative, rounding)
+        rounded = torch.where(away | (inside == farther), farther, nearer)
     beyond = (rounded < lowest) | (rounded > largest)
     rounded = rounded.clamp(lowest, largest)
     if fmt.has_negative_zero:
