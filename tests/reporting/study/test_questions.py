@@ -140,7 +140,11 @@ def test_every_experiment_of_the_study_resolves_and_has_its_runs(tmp_path, monke
 def test_the_committed_pages_are_what_the_tables_give(tmp_path, monkeypatch):
     shutil.copytree(STUDY, tmp_path / "reports/study", ignore=shutil.ignore_patterns("figures"))
     name_of = "altgrad.reporting.study.__main__.draw_forest"
-    monkeypatch.setattr(name_of, lambda answers, _: any(a.comparisons for a in answers) and f"{answers[0].question.name}.png")
+
+    def drawn(answers, _):
+        return f"{answers[0].question.name}.png" if any(answer.comparisons for answer in answers) else None
+
+    monkeypatch.setattr(name_of, drawn)
     try:
         history = History.read(STUDY)
     except UserError as error:
