@@ -152,3 +152,12 @@ def test_of_the_transformer() -> None:
         GPTConfig(vocab_size=8, layers=1, width=10, heads=3, context=4)
     with pytest.raises(ValueError, match="gelu must be one of exact, tanh, not 'quick'"):
         GPTConfig(vocab_size=8, layers=1, width=16, heads=2, context=8, gelu="quick")
+
+
+TABLES = [("POSIT8", "scale_to 1 of rms is not the amax"), ("dynamic8", "no code for NaN")]
+
+
+@pytest.mark.parametrize(("fmt", "why"), TABLES)
+def test_a_table_is_gathered_only_where_its_codes_suffice(fmt, why):
+    with pytest.raises(ValueError, match=why):
+        quantize_model(nn.Sequential(nn.Linear(32, 32)), Recipe.uniform(fmt), gather_codes=True)

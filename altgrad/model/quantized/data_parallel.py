@@ -209,6 +209,10 @@ def require_codes_suffice(name: str, recipe: LayerRecipe) -> None:
         why = "codes do not tell which weights were clipped; take gradient straight-through"
     elif weight.format.bits > CODE_BITS:
         why = f"{weight.format.name} has more than {CODE_BITS} bits"
+    elif not weight.format.has_bytes:
+        why = f"{weight.format.name} leaves no code for NaN"
+    elif weight.of_rms:
+        why = f"scale_to {weight.format.scale_to} is not the amax that processes share; take a number or max"
     if why is not None:
         raise ValueError(f"gather_codes cannot gather the weight of layer {name}: {why}, or leave gather_codes out")
 
