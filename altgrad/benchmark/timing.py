@@ -38,8 +38,12 @@ def in_turn(runs: Mapping[str, Callable[[], object]], rounds: int, device: torch
 
 
 def ratio(name: str, times: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
-    """Return ``{name: median, name_quartiles: [low, high]}`` of ``times[i] / base[i]`` over rounds."""
-    low, median, high = statistics.quantiles([a / b for a, b in zip(times, base, strict=True)], n=4)
+    """Return ``{name: median, name_quartiles: [low, high]}`` of ``times[i] / base[i]`` over rounds, two at least.
+
+    The quartiles lie within the measured ratios: `statistics`' default method extrapolates beyond two of them.
+    """
+    ratios = [a / b for a, b in zip(times, base, strict=True)]
+    low, median, high = statistics.quantiles(ratios, n=4, method="inclusive")
     return {name: round(median, 3), f"{name}_quartiles": [round(low, 3), round(high, 3)]}
 
 

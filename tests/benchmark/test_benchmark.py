@@ -11,7 +11,7 @@ from altgrad.benchmark import operands, steps
 from altgrad.benchmark.records import BASELINE
 from altgrad.benchmark.session import MINIATURE, ON_CPU, ON_GPU
 from altgrad.benchmark.steps import Step, contestants, matmul_operations
-from altgrad.benchmark.timing import gemm_rate
+from altgrad.benchmark.timing import gemm_rate, ratio
 from altgrad.config import load_params
 from altgrad.model import GPT, GPTConfig, quantize_model
 from altgrad.numerics import format_constants, quantize_operand
@@ -79,6 +79,13 @@ def test_a_result_holds_the_median_beside_the_baseline_of_the_same_turn():
     found = steps.result("E4M3", TINY, 2, 9.0, taken)
     assert (found["step_ms"], found["over_bf16"], found["rounds"]) == (4000, 3.0, 3)
     assert found["tokens_per_s"] == 2 * 8 / 4.0 and found["over_bf16_quartiles"] == [2.0, 4.0]
+
+
+@pytest.mark.parametrize("times", [[1.0, 9.0], [1.0, 9.0, 9.0], [5.0, 5.0]])
+def test_quartiles_of_few_ratios_lie_within_them(times):
+    """The miniature's two rounds once gave a negative quartile, beyond both of its ratios."""
+    found = ratio("over", times, [1.0] * len(times))
+    assert min(times) <= found["over_quartiles"][0] <= found["over"] <= found["over_quartiles"][1] <= max(times)
 
 
 def test_operands_that_are_timed_are_those_of_training_and_one_that_fails_leaves_the_others(monkeypatch):
