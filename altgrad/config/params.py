@@ -261,8 +261,9 @@ def require_name(name: str, known: dict[str, Any], source: object, setting: str,
         raise UserError(f"{source}: {setting}: {name!r} is not in {section}{did_you_mean(name, known)}")
 
 
-def load_params(path: Path = Path("params.yaml")) -> Params:
+def load_params(path: Path | str = "params.yaml") -> Params:
     """Return params.yaml, checked. Raises :class:`UserError` also for a name that is not in its section."""
+    path = Path(path)
     params = validated(Params, read_yaml(path), path)
     require_name(params.corpus, params.corpora, path, "corpus", "corpora")
     require_name(params.model, params.models, path, "model", "models")

@@ -20,6 +20,7 @@ from typing import Any
 
 from altgrad.common.errors import UserError
 from altgrad.common.files import read_json, write_json
+from altgrad.config.models import CellModel
 from altgrad.execution import Task
 
 COMPILES = 8.0  # most seconds by which loading compiled graphs makes the first run of a process longer
@@ -130,21 +131,16 @@ def _place(kind: str, jobs: int) -> str:
     return hashlib.sha256(json.dumps([kind, jobs, platform.node(), platform.processor()]).encode()).hexdigest()[:16]
 
 
-def weights_of(model: Settings, vocabulary: int) -> int:
-    """Return the number of weights of a model whose head is tied to the embedding, without biases and norms."""
-    width = model["width"]
-    return int(width * (vocabulary + model["context"] + model["layers"] * (4 + 2 * model["mlp_ratio"]) * width))
-
-
 def cell_bytes(cell: Settings, vocabulary: int) -> int:
     """Return the approximate bytes of a finished cell: its weights, their snapshots, and the gradient twice."""
-    return ROWS + FLOAT * weights_of(cell["model"], vocabulary) * (1 + cell["monitor"]["probes"] + 2)
+    weights = CellModel.model_validate(cell["model"]).matrix_elements(vocabulary)
+    return ROWS + FLOAT * weights * (1 + cell["monitor"]["probes"] + 2)
 
 
 def scratch_bytes(cell: Settings, vocabulary: int) -> int:
     """Return the approximate extra bytes of a cell while it trains: checkpoints and snapshots."""
     copies = CHECKPOINTS * (1 + MOMENTS) + cell["monitor"]["probes"]
-    return FLOAT * weights_of(cell["model"], vocabulary) * copies
+    return FLOAT * CellModel.model_validate(cell["model"]).matrix_elements(vocabulary) * copies
 
 
 def disk_needed(tasks: Sequence[Task], jobs: int) -> int:

@@ -23,7 +23,7 @@ from ruamel.yaml.error import YAMLError
 
 from altgrad.common.errors import UserError, did_you_mean
 from altgrad.common.files import read_json, read_yaml, replacing, write_json
-from altgrad.config.models import CONFIG, KEPT, RUNS, WEIGHTS, run_sizes, weights_sha256
+from altgrad.config.models import CONFIG, KEPT, OWN, RUNS, WEIGHTS, Model, run_sizes, weights_sha256
 
 BETWEEN = re.compile(r"\s+(?=[+~]*[\w.-]+=)")  # two settings in one text
 SETTING = "start="
@@ -135,11 +135,7 @@ def keep_start(setting: str, params: dict[str, object]) -> str:
     kept.mkdir(parents=True, exist_ok=True)
     with replacing(kept / WEIGHTS) as temporary:
         shutil.copyfile(folder / WEIGHTS, temporary)
-    write_json(kept / CONFIG, {
-        **{theirs: model[ours] for theirs, ours in (("n_layer", "layers"), ("n_head", "heads"), ("n_embd", "width"))},
-        "n_inner": round(model["mlp_ratio"] * model["width"]), "bias": model["bias"],
-        "activation_function": {"exact": "gelu", "tanh": "gelu_new"}[model["gelu"]],
-        "n_positions": model["context"], "vocab_size": run_sizes(folder)["vocab_size"],
-    })  # fmt: skip
+    sizes = {name: model[name] for name in Model.model_fields if name not in ("dropout", "threads")}
+    write_json(kept / CONFIG, {"model_type": OWN, **sizes, "vocab_size": run_sizes(folder)["vocab_size"]})
     print(f"{folder} is kept as {kept}, where start: points to")
     return f"{SETTING}{kept}"

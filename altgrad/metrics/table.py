@@ -170,6 +170,12 @@ ROWS = (
         "attention_low_heads", "heads", "Heads of a block whose own mean entropy is below 1 nat.",
         live=("output",), watched=("output",), limit=Limit(above=True, value=1.0),
     ),
+    Metric(
+        "expert_balance", "1",
+        "experts · Σ f p over a block's experts: f is the share of the tokens' choices, p the mean probability. 1 if "
+        "all experts are chosen alike, at most their number. Times the setting balance it is the load-balancing loss.",
+        live=("output",),
+    ),
     # Of a tensor with a scale per block.
     Metric(
         "block_saturated_frac", "share of blocks",

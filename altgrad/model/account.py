@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from altgrad.config.recipe import ROLES
+from altgrad.model.gpt import Router
 from altgrad.model.layers import (
     Adapter,
     embedded_weights,
@@ -92,6 +93,8 @@ def account(model: nn.Module) -> Account:
     for name, module in model.named_modules():
         if isinstance(module, EMBEDDINGS) and name not in readers:
             left[name] = "looked up, no product"
+        elif isinstance(module, Router):
+            left[name] = "a router, in float32 in every recipe"
     for name, reader in readers.items():
         left[f"{name}.weight"] = f"{type(reader.module).__name__} multiplies with it itself, past the layer"
     unknown = dict(_unknown(model, layers, readers))
@@ -129,7 +132,7 @@ def _unknown(
             yield f"{name}.weight", (weight, reader.module)
     seen |= embedded_weights(model)
     for prefix, module in model.named_modules():
-        if is_linear(module) or isinstance(module, (*EMBEDDINGS, *ELEMENTWISE, Adapter)):
+        if is_linear(module) or isinstance(module, (*EMBEDDINGS, *ELEMENTWISE, Adapter, Router)):
             continue
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.ndim >= 2 and parameter not in seen:

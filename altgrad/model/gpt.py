@@ -1,16 +1,23 @@
-"""The transformer that every cell trains: a GPT in the GPT-2 shape.
+"""The transformer that every cell trains, by default in the shape of GPT-2, by settings in that of Llama or Qwen 3.
 
-Pre-norm blocks, learned positions, GELU, causal scaled-dot-product attention, a head tied to the token embedding, by
-default no biases and no dropout (Radford et al. 2019). From Karpathy's nanoGPT: initial standard deviation 0.02,
-residual projections scaled by 1/sqrt(2 * layers). Every matrix product with a weight is an ``nn.Linear`` with a name
-that a recipe can address: ``blocks.<n>.attn.qkv``, ``blocks.<n>.attn.out``, ``blocks.<n>.mlp.up``,
-``blocks.<n>.mlp.down`` and ``head``.
+GPT-2 (Radford et al. 2019): pre-norm blocks, learned positions, GELU, causal scaled-dot-product attention, a head tied
+to the token embedding; here without biases and dropout by default. Llama (Touvron et al. 2023, arXiv:2302.13971) has
+RMSNorm, rotary positions and SwiGLU, and since its third version grouped queries; Qwen 3 also normalises queries and
+keys. In a mixture of experts each token passes through ``active`` of a block's ``experts``. All shapes start from the
+same distribution, that of Karpathy's nanoGPT: standard deviation 0.02, residual projections scaled by
+1/sqrt(2 * layers).
+
+Every matrix product with a weight is an ``nn.Linear`` with a name that a recipe can address:
+``blocks.<n>.attn.qkv``, ``blocks.<n>.attn.out``, ``blocks.<n>.mlp.up``, ``blocks.<n>.mlp.down`` and ``head``; with
+SwiGLU also ``blocks.<n>.mlp.gate``; with experts ``blocks.<n>.mlp.experts.<e>.up`` and so on. The router of a mixture
+is no ``nn.Linear``: it stays in float32 in every recipe.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -22,18 +29,34 @@ from altgrad.numerics.compile_utils import materialized
 INITIAL_STD = 0.02
 SHORT_CONTEXT = 128  # tokens
 GELUS = {"exact": "none", "tanh": "tanh"}  # torch's names of the approximation
+NORMS: dict[str, type[nn.Module]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+POSITIONS = ("learned", "rope")
+MLPS = ("gelu", "swiglu", "relu2")
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Size of a :class:`GPT`; ``width`` must be divisible by ``heads``.
+    """Size and shape of a :class:`GPT`.
 
-    bias: whether linear layers and norms have biases. GPT-2's published weights have them.
+    mlp_ratio: hidden units of an MLP, of each expert, as a multiple of ``width``.
+    bias: whether linear layers and layer norms have biases. GPT-2's published weights have them.
     gelu: ``exact`` or ``tanh``, the approximation that GPT-2's published weights need.
+    norm: ``layer`` (LayerNorm) or ``rms`` (RMSNorm), with ``norm_eps``.
+    positions: ``learned``, or ``rope``: rotary (Su et al. 2021, arXiv:2104.09864) with the base ``rope_theta``.
+    mlp: ``gelu``, ``swiglu`` (Shazeer 2020, arXiv:2002.05202) or ``relu2``, the squared ReLU.
+    kv_heads: number of heads of keys and values, which divides ``heads``; ``None``: as many as heads.
+    qk_norm: whether an RMSNorm over each head normalises queries and keys before they are rotated.
+    head_dim: features of a head; ``None``: ``width / heads``.
+    tied: whether the head of a language model has the token embedding's weight.
+    softcap: c of logits ``c tanh(x / c)``; 0 for none.
+    experts: number of MLPs in a block, of which each token passes through ``active``; 0 for one MLP for all tokens.
+    balance: factor of the load-balancing loss of :class:`Mixture`.
     labels: for a classifier of sequences: the weight of each label's positives in the loss. Its head has its own
         weight. Empty for a language model.
     pooling: what a classifier's head sees: the ``mean`` of a sequence's tokens or the ``last`` token.
     end: id of the token that ends a sequence, for a classifier.
+
+    Raises ``ValueError`` for sizes that do not go together.
     """
 
     vocab_size: int
@@ -45,41 +68,108 @@ class GPTConfig:
     dropout: float = 0.0
     bias: bool = False
     gelu: str = "exact"
+    norm: str = "layer"
+    norm_eps: float = 1e-5
+    positions: str = "learned"
+    rope_theta: float = 10_000.0
+    mlp: str = "gelu"
+    kv_heads: int | None = None
+    qk_norm: bool = False
+    head_dim: int | None = None
+    tied: bool = True
+    softcap: float = 0.0
+    experts: int = 0
+    active: int = 2
+    balance: float = 0.01
     labels: tuple[float, ...] = ()
     pooling: str = "mean"
     end: int = 0
 
     def __post_init__(self) -> None:
-        if self.gelu not in GELUS:
-            raise ValueError(f"gelu must be one of {', '.join(GELUS)}, not {self.gelu!r}")
-        if self.width % self.heads:
+        for name, known in (("gelu", GELUS), ("norm", NORMS), ("positions", POSITIONS), ("mlp", MLPS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, not {getattr(self, name)!r}")
+        if self.head_dim is None and self.width % self.heads:
             raise ValueError(f"width {self.width} is not divisible by heads {self.heads}")
+        if self.heads % self.groups:
+            raise ValueError(f"heads {self.heads} is not divisible by kv_heads {self.groups}")
+        if self.positions == "rope" and self.head_size % 2:
+            raise ValueError(f"rotary positions turn pairs of features, and a head has {self.head_size}")
+        if self.experts and not 1 <= self.active <= self.experts:
+            raise ValueError(f"active must be from 1 to experts {self.experts}, not {self.active}")
+
+    @property
+    def head_size(self) -> int:
+        """Features of a head."""
+        return self.width // self.heads if self.head_dim is None else self.head_dim
+
+    @property
+    def groups(self) -> int:
+        """Number of heads of keys and values."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+
+class Rotary(nn.Module):
+    """Rotary positions: turns feature i and i + size / 2 of the token at t by the angle t theta^(-2 i / size).
+
+    The pairs are those of Llama (halves of a head), not of the paper (neighbours).
+    """
+
+    cosines: Tensor
+    sines: Tensor
+
+    def __init__(self, context: int, size: int, theta: float) -> None:
+        super().__init__()
+        rates = theta ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+        angles = torch.outer(torch.arange(context, dtype=torch.float64), rates).repeat(1, 2)
+        self.register_buffer("cosines", angles.cos().float(), persistent=False)
+        self.register_buffer("sines", angles.sin().float(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x`` (..., length, size), turned, in its dtype; the arithmetic is in float32."""
+        length = x.shape[-2]
+        first, second = x.float().chunk(2, dim=-1)
+        turned = torch.cat((-second, first), dim=-1)
+        return (x.float() * self.cosines[:length] + turned * self.sines[:length]).to(x.dtype)
 
 
 class Attention(nn.Module):
-    """Causal multi-head self-attention."""
+    """Causal multi-head self-attention, with grouped queries where there are fewer heads of keys and values."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, rotary: Rotary | None) -> None:
         super().__init__()
-        self.heads = config.heads
+        self.heads, self.groups, self.size = config.heads, config.groups, config.head_size
         self.dropout = config.dropout
-        self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.bias)
-        self.out = nn.Linear(config.width, config.width, bias=config.bias)
+        self.qkv = nn.Linear(config.width, (self.heads + 2 * self.groups) * self.size, bias=config.bias)
+        self.out = nn.Linear(self.heads * self.size, config.width, bias=config.bias)
+        self.q_norm = nn.RMSNorm(self.size, eps=config.norm_eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(self.size, eps=config.norm_eps) if config.qk_norm else None
+        self.rotary = rotary
 
-    def split(self, qkv: Tensor) -> Tensor:
-        """Return queries, keys and values (3, batch, heads, length, width / heads) of (batch, length, 3 width)."""
-        batch, length, width = qkv.shape
-        return qkv.view(batch, length, 3, self.heads, width // (3 * self.heads)).permute(2, 0, 3, 1, 4)
+    def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, each (batch, heads, length, size), of the output of ``qkv``.
+
+        Queries and keys are normalised and turned where the model does so. A head of keys and values that serves
+        several heads of queries is repeated for each.
+        """
+        sizes = [heads * self.size for heads in (self.heads, self.groups, self.groups)]
+        q, k, v = (part.unflatten(-1, (-1, self.size)).transpose(1, 2) for part in qkv.split(sizes, dim=-1))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q.float()).to(q.dtype), self.k_norm(k.float()).to(k.dtype)
+        if self.rotary is not None:
+            q, k = self.rotary(q), self.rotary(k)
+        if self.groups < self.heads:
+            k, v = (t.repeat_interleave(self.heads // self.groups, dim=1) for t in (k, v))
+        return q, k, v
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        batch, length, width = x.shape
         q, k, v = self.split(self.qkv(x))
         dropout = self.dropout if self.training else 0.0
         if mask is None:
             y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         else:
             y = _plain_attention(q, k, v, mask, dropout)
-        return self.out(y.transpose(1, 2).reshape(batch, length, width))
+        return self.out(y.transpose(1, 2).flatten(2))
 
 
 def _plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float) -> Tensor:
@@ -105,33 +195,120 @@ def _causal_mask(positions: Tensor) -> Tensor | None:
 
 
 class MLP(nn.Module):
-    """Two linear layers with a GELU between them."""
+    """Two linear layers with a GELU or a squared ReLU between them; or three, ``down(silu(gate(x)) * up(x))``."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         hidden = round(config.mlp_ratio * config.width)
-        self.approximate = GELUS[config.gelu]
+        self.kind, self.approximate = config.mlp, GELUS[config.gelu]
+        if self.kind == "swiglu":
+            self.gate = nn.Linear(config.width, hidden, bias=config.bias)
         self.up = nn.Linear(config.width, hidden, bias=config.bias)
         self.down = nn.Linear(hidden, config.width, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "swiglu":
+            return self.down(F.silu(self.gate(x)) * self.up(x))
+        if self.kind == "relu2":
+            return self.down(F.relu(self.up(x)).square())
         return self.down(F.gelu(self.up(x), approximate=self.approximate))
 
 
-class Block(nn.Module):
-    """Attention and MLP, each after a layer norm and inside a residual connection."""
+class Router(nn.Module):
+    """Chooses the experts of each token by ``x @ weight.T``, in float32 always. Its weight is (experts, width)."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(config.width, bias=config.bias)
-        self.attn = Attention(config)
-        self.norm2 = nn.LayerNorm(config.width, bias=config.bias)
-        self.mlp = MLP(config)
+        self.weight = nn.Parameter(torch.empty(config.experts, config.width))
+        self.active = config.active
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return, for ``x`` (tokens, width), the probabilities of all experts, the chosen ones and their weights.
+
+        probabilities: float32 (tokens, experts). chosen: int64 (tokens, active). weights: float32 of that shape, the
+        chosen ones' probabilities divided by their sum, as in Mixtral (arXiv:2401.04088).
+        """
+        with torch.autocast(x.device.type, enabled=False):
+            probabilities = torch.softmax(x.float() @ self.weight.float().t(), dim=-1)
+        weights, chosen = probabilities.topk(self.active, dim=-1)
+        return probabilities, chosen, weights / weights.sum(dim=-1, keepdim=True)
+
+
+class Mixture(nn.Module):
+    """A mixture of experts without a capacity: each token's output is the weighted sum of those of its experts.
+
+    An expert that no token chooses is not called. `GPT` trains the router with the load-balancing loss of Switch
+    Transformers too (arXiv:2101.03961, equation 4): ``balance * experts * sum_e f_e p_e``, with f_e the share of the
+    choices that are for expert e and p_e its mean probability. It is ``balance`` if all experts are chosen alike.
+
+    Attributes:
+        penalty: that loss of the last forward pass in training, until `GPT` takes it.
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.balance = config.balance
+        self.penalty: Tensor | None = None
+        self.router = Router(config)
+        self.experts = nn.ModuleList(MLP(config) for _ in range(config.experts))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(0, -2)
+        probabilities, chosen, weights = self.router(flat)
+        if self.training:
+            self.penalty = self.balance * load_balance(probabilities, chosen)
+        return self._mixed(flat, chosen, weights).view_as(x)
+
+    def take_penalty(self) -> Tensor:
+        """Return `penalty` and forget it."""
+        penalty, self.penalty = self.penalty, None
+        assert penalty is not None, "the forward pass in training sets it"
+        return penalty
+
+    @torch.compiler.disable  # a graph would be compiled anew for each number of an expert's tokens
+    def _mixed(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        order = chosen.flatten().argsort(stable=True)
+        tokens = order // chosen.shape[1]
+        counts = torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
+        parts = zip(self.experts, x[tokens].split(counts), strict=True)
+        y = torch.cat([expert(part) for expert, part in parts if len(part)])
+        y = y.float() * weights.flatten()[order].unsqueeze(-1)
+        return torch.zeros_like(x, dtype=torch.float32).index_add(0, tokens, y)
+
+
+def load_balance(probabilities: Tensor, chosen: Tensor) -> Tensor:
+    """Return ``experts * sum_e f_e p_e`` as in :class:`Mixture`, 1 if all experts are chosen alike; differentiable.
+
+    probabilities, chosen: as `Router` returns them.
+    """
+    experts = probabilities.shape[-1]
+    shares = torch.zeros(experts, device=chosen.device).scatter_add(
+        0, chosen.flatten(), torch.full((chosen.numel(),), 1 / chosen.numel(), device=chosen.device)
+    )
+    return experts * (shares * probabilities.mean(dim=0)).sum()
+
+
+class Block(nn.Module):
+    """Attention and MLP or experts, each after a norm and inside a residual connection."""
+
+    def __init__(self, config: GPTConfig, rotary: Rotary | None) -> None:
+        super().__init__()
+        self.norm1 = make_norm(config)
+        self.attn = Attention(config, rotary)
+        self.norm2 = make_norm(config)
+        self.mlp = Mixture(config) if config.experts else MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         x = x + self.dropout(self.attn(self.norm1(x), mask))
         return x + self.dropout(self.mlp(self.norm2(x)))
+
+
+def make_norm(config: GPTConfig) -> nn.Module:
+    """Return a norm over ``config.width`` features; an RMSNorm has no bias."""
+    if config.norm == "rms":
+        return nn.RMSNorm(config.width, eps=config.norm_eps)
+    return nn.LayerNorm(config.width, eps=config.norm_eps, bias=config.bias)
 
 
 class GPT(nn.Module):
@@ -147,21 +324,25 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.tokens = nn.Embedding(config.vocab_size, config.width)
-        self.positions = nn.Embedding(config.context, config.width)
+        rotary = None
+        if config.positions == "rope":
+            rotary = Rotary(config.context, config.head_size, config.rope_theta)
+        else:
+            self.positions = nn.Embedding(config.context, config.width)
         self.dropout = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.norm = nn.LayerNorm(config.width, bias=config.bias)
+        self.blocks = nn.ModuleList(Block(config, rotary) for _ in range(config.layers))
+        self.norm = make_norm(config)
         self.head = nn.Linear(config.width, len(config.labels) or config.vocab_size, bias=False)
         self._initialise()
         if config.labels:
             self.register_buffer("label_weights", torch.tensor(config.labels, dtype=torch.float32), persistent=False)
-        else:
+        elif config.tied:
             self.head.weight = self.tokens.weight
 
     def _initialise(self) -> None:
         for name, parameter in self.named_parameters():
             if parameter.ndim == 2:
-                residual = name.endswith(("attn.out.weight", "mlp.down.weight"))
+                residual = name.endswith(("attn.out.weight", "down.weight"))
                 std = INITIAL_STD / math.sqrt(2 * self.config.layers) if residual else INITIAL_STD
                 nn.init.normal_(parameter, std=std)
             elif name.endswith("bias"):
@@ -171,13 +352,15 @@ class GPT(nn.Module):
         """Return logits (batch, length, vocab_size), or with ``targets`` the mean cross-entropy in nats.
 
         ``tokens`` and ``targets`` are int64 of shape (batch, length), ``length <= context``. The loss is computed in
-        float32 whatever the compute dtype.
+        float32 whatever the compute dtype. In training its gradient is that of the cross-entropy plus the
+        load-balancing loss of a mixture of experts, and its value the cross-entropy alone.
 
         A classifier's logits are (batch, labels), its targets float32 of that shape and its loss the mean binary
         cross-entropy. Each sequence needs a token before its first ``end``.
         """
         positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.dropout(self.tokens(tokens) + self.positions(positions))
+        x = self.tokens(tokens)
+        x = self.dropout(x + self.positions(positions) if self.config.positions == "learned" else x)
         mask = _causal_mask(positions)
         for block in self.blocks:
             x = block(x, mask)
@@ -185,7 +368,16 @@ class GPT(nn.Module):
         if self.config.labels:
             x = _pooled(x, tokens != self.config.end, self.config.pooling)
         logits = self.head(x)
-        return logits if targets is None else self.loss(logits, targets)
+        if self.config.softcap:
+            logits = self.config.softcap * torch.tanh(logits.float() / self.config.softcap)
+        mixtures = [cast("Mixture", block.mlp) for block in self.blocks] if self.config.experts else []
+        penalties = [mixture.take_penalty() for mixture in mixtures if self.training]
+        if targets is None:
+            return logits
+        loss = self.loss(logits, targets)
+        for penalty in penalties:
+            loss = loss + (penalty - penalty.detach())
+        return loss
 
     def loss(self, logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
         """Return the float32 loss of ``logits`` from `forward`, reduced over tokens or labels as torch's losses do."""
@@ -198,10 +390,13 @@ class GPT(nn.Module):
         """Return the number of floating-point operations per token of a training step at full context length.
 
         It counts one product forward and two backward for each linear layer, attention with its masked products, and
-        a classifier's head as if it saw every token.
+        a classifier's head as if it saw every token. Of a mixture it counts the experts that a token passes through.
         """
-        linear = sum(layer.weight.numel() for layer in linear_layers(self).values())
-        return 6 * linear + 12 * self.config.layers * self.config.context * self.config.width
+        config, linear = self.config, 0
+        for name, layer in linear_layers(self).items():
+            linear += layer.weight.numel() * (config.active if ".experts.0." in name else ".experts." not in name)
+        linear += config.layers * config.experts * config.width  # routers
+        return 6 * linear + 12 * config.layers * config.context * config.heads * config.head_size
 
     def drawn(self, logits: Tensor, generator: torch.Generator) -> Tensor:
         """Return targets for `loss`, drawn from the distribution that `forward`'s logits predict."""

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from altgrad.model.gpt import GPT, MLP, Attention, Block
+from altgrad.model.gpt import GPT, MLP, Attention, Block, Rotary
 from altgrad.model.quantized.linear import QuantizedLinear
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics.compile_utils import ISOLATES, compile_apart
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 # `structure` reads everything that these modules depend on. A model with any other module has its own graph.
 KNOWN = {
-    GPT, Block, Attention, MLP, QuantizedLinear, Quantizer,
-    nn.Linear, nn.Embedding, nn.LayerNorm, nn.Dropout, nn.ModuleList, nn.ModuleDict,
+    GPT, Block, Attention, Rotary, MLP, QuantizedLinear, Quantizer,
+    nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.ModuleList, nn.ModuleDict,
 }  # fmt: skip
 COMPUTE_DTYPES = torch.bfloat16, torch.float32
 NO_SLP = "-fno-tree-slp-vectorize"

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from altgrad.model import QuantizedLinear, linear_layers, matrix_of
-from altgrad.model.gpt import Block
+from altgrad.model.gpt import Block, Mixture, load_balance
 from altgrad.model.layers import quantizer_of
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics.sums import (
@@ -174,6 +174,8 @@ class TensorMonitor:
             for name, block in self.blocks.items():
                 handles.append(block.register_forward_hook(partial(self._block, name)))
                 handles.append(block.attn.qkv.register_forward_hook(partial(self._attention, name, block.attn.split)))
+                if isinstance(block.mlp, Mixture):
+                    handles.append(block.mlp.router.register_forward_hook(partial(self._router, name)))
         try:
             yield
         finally:
@@ -195,10 +197,14 @@ class TensorMonitor:
         self._seen[name, "output"] |= {"kurtosis": excess_kurtosis(output)}
 
     def _attention(
-        self, name: str, split: Callable[[Tensor], Tensor], layer: nn.Module, inputs: tuple[Tensor, ...], qkv: Tensor
-    ) -> None:
+        self, name: str, split: Callable[[Tensor], tuple[Tensor, ...]], layer: nn.Module, inputs: tuple[Tensor, ...],
+        qkv: Tensor,
+    ) -> None:  # fmt: skip
         q, k, _ = split(qkv)
         self._seen[name, "output"] = attention_statistics(q, k)
+
+    def _router(self, name: str, router: nn.Module, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        self._seen[name, "output"] |= {"expert_balance": load_balance(*output[:2]).item()}
 
 
 @contextmanager

@@ -16,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from altgrad.benchmark import runs
 from altgrad.common.files import read_json, write_json
 from altgrad.config import UserError
+from altgrad.config.models import CellModel
 from altgrad.config.schema import Budget, MonitorSettings
 from altgrad.execution import Task, budget, cells, costs, pending
 from altgrad.execution.__main__ import main
@@ -36,10 +36,7 @@ from altgrad.execution.costs import (
     require_room,
     scratch_bytes,
     size,
-    weights_of,
 )
-from altgrad.model import GPT
-from altgrad.model.gpt import GPTConfig
 from tests.benchmark.made import record
 from tests.execution.conftest import TASKS, Scripted
 from tests.pipeline.conftest import PROJECT, Project
@@ -307,15 +304,6 @@ def free(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**15, 0, count))
 
 
-@pytest.mark.parametrize("sizes", [(2, 64, 64, 4.0, 1024), (12, 768, 1024, 4.0, 50257), (3, 32, 16, 2.5, 300)])
-def test_the_weights_of_a_model_are_those_that_it_has(sizes):
-    layers, width, context, mlp_ratio, vocabulary = sizes
-    model = {"layers": layers, "width": width, "context": context, "mlp_ratio": mlp_ratio}
-    with torch.device("meta"):
-        made = GPT(GPTConfig(**model, heads=2, vocab_size=vocabulary))
-    assert weights_of(model, vocabulary) == sum(p.numel() for p in made.parameters() if p.ndim == 2)
-
-
 def test_a_grid_takes_its_cells_and_checkpoints_of_those_that_train_at_a_time(grid, monkeypatch):
     cell = read_json(CELL)
     kept, at_work = cell_bytes(cell, 4096), scratch_bytes(cell, 4096)
@@ -325,7 +313,7 @@ def test_a_grid_takes_its_cells_and_checkpoints_of_those_that_train_at_a_time(gr
     assert disk_needed([*grid, *diagnoses], 2) == disk_needed(grid, 2) and disk_needed(diagnoses, 2) == 0
 
     probes, larger = (cell | {"monitor": cell["monitor"] | {"probes": cell["monitor"]["probes"] + 1}}), dict(cell)
-    weights = 4 * weights_of(cell["model"], 4096)
+    weights = 4 * CellModel(**cell["model"]).matrix_elements(4096)
     assert cell_bytes(probes, 4096) - kept == scratch_bytes(probes, 4096) - at_work == weights
     larger["model"] = cell["model"] | {"width": 2 * cell["model"]["width"]}
     write_json(CELL, larger)
