@@ -118,7 +118,7 @@ class Format(ABC):
         """
         from altgrad.formats.tables import table_of_values
 
-        return table_of_values(name, values, symmetric=symmetric, ties=ties, scale_to=scale_to)
+        return table_of_values(name, values, symmetric, ties, scale_to)
 
     # -- range and spacing --------------------------------------------------------------------------------------------
 

@@ -102,14 +102,14 @@ def _rounded_code(
 
 def _round_by_table(x: float | Fraction, fmt: TableFormat, rounding: str, overflow: str) -> float:
     """Return `round_scalar` for a table, whose thresholds define its own rule, called nearest-even."""
-    lowest, largest, step = Fraction(fmt.table[0]), Fraction(fmt.table[-1]), fmt.missing
+    lowest, largest = Fraction(fmt.table[0]), Fraction(fmt.table[-1])
     beyond = math.copysign(math.inf, x) if fmt.has_inf else math.nan
     if isinstance(x, float) and math.isinf(x):
         return beyond if overflow == "overflow" else float(largest if x > 0 else lowest)
     exact = Fraction(x)
     values, limits = list(map(Fraction, fmt.table)), list(fmt.limits)
-    if step is not None:
-        values = [lowest - Fraction(step), *values, largest + Fraction(step)]
+    if fmt.missing is not None:
+        values = [Fraction(fmt.missing[0]), *values, Fraction(fmt.missing[1])]
         limits = [math.nextafter((values[0] + lowest) / 2, math.inf), *limits, float((largest + values[-1]) / 2)]
     exact = min(max(exact, values[0]), values[-1])
     place = max(bisect_right(values, exact) - 1, 0)
