@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 
@@ -39,17 +39,11 @@ class Format(ABC):
     """
 
     name: str
+    bits: int
+    nan_code: int | None
+    inf_code: int | None
+    has_negative_zero: bool
     scale_to: float | str
-    if TYPE_CHECKING:  # a kind has them as fields or as properties
-
-        @property
-        def bits(self) -> int: ...
-        @property
-        def nan_code(self) -> int | None: ...
-        @property
-        def inf_code(self) -> int | None: ...
-        @property
-        def has_negative_zero(self) -> bool: ...
 
     @property
     @abstractmethod
@@ -130,10 +124,6 @@ class Format(ABC):
     @property
     def has_inf(self) -> bool:
         return self.inf_code is not None
-
-    @property
-    def has_nan(self) -> bool:
-        return self.nan_code is not None
 
     @property
     def has_zero(self) -> bool:
@@ -227,14 +217,14 @@ def scale_target_of(scale_to: float | str, largest: float) -> tuple[float, str]:
     """
     number, _, statistic = str(scale_to).partition(" of ")
     try:
-        target = largest if number == "max" else float(number)
+        target = 1.0 if number == "max" else float(number)
     except ValueError:
         target = math.nan
     if not 2.0**-64 <= target <= 2.0**64 or statistic not in ("", *STATISTICS) or (number, statistic) == ("max", "rms"):
         raise ValueError(
             f"scale_to: expected max, a number from 2^-64 to 2^64, or one such as '1 of rms', got {scale_to!r}"
         )
-    return target, statistic or "amax"
+    return largest if number == "max" else target, statistic or "amax"
 
 
 def read_only(numbers: Sequence[float] | np.ndarray) -> np.ndarray:

@@ -87,7 +87,7 @@ def get_format(name: str | Format) -> Format:
 
 
 def definition(fmt: Format) -> dict[str, Any]:
-    """Return what `from_definition` makes ``fmt`` of, for a JSON file: of a table with a name, that name alone."""
+    """Return the fields of a JSON file that define ``fmt``, for `from_definition`; of a table with a name, the name."""
     if fmt.name in TABLES and named_table(fmt.name) == fmt:
         return {"name": fmt.name}
     fields: dict[str, Any] = asdict(fmt)  # type: ignore[call-overload] # both kinds are dataclasses
@@ -95,13 +95,11 @@ def definition(fmt: Format) -> dict[str, Any]:
 
 
 def from_definition(fields: dict[str, Any]) -> Format:
-    """Return the format that `definition` returned ``fields`` of."""
-    if "exponent_bits" in fields:
-        return FloatFormat(**fields)
-    if "table" not in fields:
+    """Return the format whose `definition` is ``fields``."""
+    if fields.keys() == {"name"}:
         return get_format(fields["name"])
     tuples: dict[str, Any] = {name: tuple(its) if isinstance(its, list) else its for name, its in fields.items()}
-    return TableFormat(**tuples)
+    return FloatFormat(**tuples) if "exponent_bits" in fields else TableFormat(**tuples)
 
 
 @cache
