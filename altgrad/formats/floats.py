@@ -47,14 +47,13 @@ _LOWEST_EXPONENT = -102
 def default_bias(exponent_bits: int, specials: str) -> int:
     """Return the exponent bias that the standards give to a format of this kind.
 
-    The bias is ``2^(E-1) - 1``; for ``fnuz`` and ``p3109`` it is ``floor(2^(E-1))``, so 0 at E = 0.
-    At E = 0 the other rules have bias 1: see the module's docstring.
+    It is ``2^(E-1) - 1``, and 1 at E = 0: see the module's docstring. For ``fnuz`` and ``p3109`` it is
+    ``floor(2^(E-1))``.
     """
+    half = 1 << exponent_bits >> 1
     if specials in ("fnuz", "p3109"):
-        return (1 << exponent_bits) >> 1
-    if exponent_bits == 0:
-        return 1
-    return (1 << (exponent_bits - 1)) - 1
+        return half
+    return half - 1 if exponent_bits else 1
 
 
 @dataclass(frozen=True)
@@ -112,11 +111,8 @@ class FloatFormat(Format):
             raise ValueError(f"bias: {self.bias} takes {self.name} beyond the range of float64")
 
     def __str__(self) -> str:
-        sign = "" if self.signed else "unsigned, "
-        return (
-            f"{self.name} ({sign}{self.exponent_bits} exponent bits, {self.mantissa_bits} mantissa bits, "
-            f"bias {self.bias}, {self.specials}, max {self.max:g})"
-        )
+        sign, kind = "" if self.signed else "unsigned, ", f"bias {self.bias}, {self.specials}, max {self.max:g}"
+        return f"{self.name} ({sign}{self.exponent_bits} exponent bits, {self.mantissa_bits} mantissa bits, {kind})"
 
     # -- the layout of a code ---------------------------------------------------------------------
 
@@ -172,12 +168,12 @@ class FloatFormat(Format):
         return 2.0**self.emin if self.max >= 2.0**self.emin else None
 
     @property
-    def min_subnormal(self) -> float | None:
+    def min_subnormal(self) -> float | None:  # type: ignore[override] # tables have none
         """Smallest positive subnormal value; None where M = 0 leaves no subnormals but zero."""
         return self.smallest if self.mantissa_bits > 0 else None
 
     @property
-    def half_step(self) -> float | None:
+    def half_step(self) -> float | None:  # type: ignore[override] # tables have none
         """Largest relative rounding error of a normal value, 2^-(M+1); None where nothing is normal."""
         return None if self.min_normal is None else 2.0 ** -(self.mantissa_bits + 1)
 
@@ -221,14 +217,12 @@ class FloatFormat(Format):
     @cached_property
     def code_values(self) -> np.ndarray:
         table = np.full(1 << self.bits, np.nan)
-        count = self.max_code + 1
-        table[:count] = self.magnitudes
-        if self.has_inf:
-            table[count] = np.inf
-            count += 1
+        magnitudes = np.append(self.magnitudes, [np.inf] * self.has_inf)
         if self.signed:
-            first = 0 if self.has_negative_zero else 1
-            table[self.sign_code + first : self.sign_code + count] = -table[first:count]
+            table[self.sign_code : self.sign_code + len(magnitudes)] = -magnitudes
+            if not self.has_negative_zero:
+                table[self.sign_code] = np.nan
+        table[: len(magnitudes)] = magnitudes
         return read_only(table)
 
     # -- which arithmetic can carry it ------------------------------------------------------------

@@ -35,6 +35,8 @@ class Format(ABC):
         nan_code: code of the (quiet, positive) NaN, or None where there is none.
         inf_code: code of +Inf, or None where there is none.
         has_negative_zero: whether there is a code of -0.
+        min_subnormal: smallest positive subnormal value, or None where there is none.
+        half_step: largest relative rounding error of a float format's normal values; None for a table.
         scale_to: what a scale brings a tensor to: see `scale_target_of`.
     """
 
@@ -43,6 +45,8 @@ class Format(ABC):
     nan_code: int | None
     inf_code: int | None
     has_negative_zero: bool
+    min_subnormal: float | None = None
+    half_step: float | None = None
     scale_to: float | str
 
     @property
@@ -88,13 +92,9 @@ class Format(ABC):
 
     @staticmethod
     def of_values(
-        name: str,
-        values: Sequence[float],
-        *,
-        symmetric: bool = False,
-        ties: str = "even",
-        scale_to: float | str = "max",
-    ) -> Format:
+        name: str, values: Sequence[float], *,
+        symmetric: bool = False, ties: str = "even", scale_to: float | str = "max",
+    ) -> Format:  # fmt: skip
         """Return the format with a list of values, of which a number is rounded to the nearest.
 
         A code is the place of a value in the list. With ``symmetric`` it has a sign bit before the place, and no code
@@ -153,16 +153,6 @@ class Format(ABC):
     def min_normal(self) -> float | None:
         """Smallest normal value, None where every value is subnormal; a table's smallest positive value."""
         return self.smallest
-
-    @property
-    def min_subnormal(self) -> float | None:
-        """Smallest positive subnormal value, None where there is none."""
-        return None
-
-    @property
-    def half_step(self) -> float | None:
-        """Largest relative rounding error of a float format's normal values; None for a table."""
-        return None
 
     @property
     def emin(self) -> int:

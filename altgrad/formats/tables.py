@@ -159,9 +159,9 @@ def _tapered(name: str, value: Callable[[int, int], float]) -> TableFormat:
         between = signed(2 * code + 1, 9)  # to the even one of the two codes of 8 bits around it
         limits.append(between if code % 2 else math.nextafter(between, math.inf))
     limits[126:128] = 0.0, math.ulp(0.0)  # all numbers but 0 leave zero
+    numbers = tuple(signed(code, 8) for code in codes), tuple(limits), tuple(code & 0xFF for code in codes)
     rule = "nearest by the code string, ties to the even code, never to zero"
-    values = [signed(code, 8) for code in codes]
-    return _table(name, values, limits, [code & 0xFF for code in codes], 8, rule, nan_code=NAR, scale_to=CENTRED)
+    return TableFormat(name, *numbers, 8, rule, nan_code=NAR, scale_to=CENTRED)
 
 
 def _hifloat8(code: int) -> float:
@@ -220,14 +220,8 @@ def _nearest(
         negative = slice(None, 0 if table[0] == 0 else None, -1)
         table = np.concatenate([-table[negative], table])
         places = np.concatenate([places[negative] | 1 << bits - 1, places])
-    return _table(name, table, to_nearest(table, places, ties), places, bits, f"nearest, ties {TIES[ties]}", **more)
-
-
-def _table(
-    name: str, values: Iterable[float], limits: Iterable[float], codes: Iterable[int], bits: int, rule: str, **more: Any
-) -> TableFormat:
-    numbers = (tuple(map(float, values)), tuple(map(float, limits)), tuple(map(int, codes)))
-    return TableFormat(name, *numbers, bits, rule, **more)
+    numbers = tuple(table.tolist()), tuple(to_nearest(table, places, ties).tolist()), tuple(places.tolist())
+    return TableFormat(name, *numbers, bits, f"nearest, ties {TIES[ties]}", **more)
 
 
 _NF4 = (
@@ -243,9 +237,9 @@ _HIF8 = sorted({*range(0x80)} - {0x6F}, key=_hifloat8)  # codes in order of thei
 
 def _map(name: str, numbers: Iterable[float]) -> TableFormat:
     values = np.array(sorted(numbers), np.float32)
-    limits = [float(_first_up(*pair)) for pair in pairwise(values)]
-    rule = "nearest in float32, ties to the larger value"
-    return _table(name, values, limits, range(len(values)), int(np.log2(len(values))), rule)
+    limits = tuple(float(_first_up(*pair)) for pair in pairwise(values))
+    bits, rule = int(np.log2(len(values))), "nearest in float32, ties to the larger value"
+    return TableFormat(name, tuple(values.tolist()), limits, tuple(range(len(values))), bits, rule)
 
 
 def _first_up(below: np.float32, above: np.float32) -> np.float32:

@@ -57,13 +57,9 @@ def _line(fmt: Format) -> tuple[Fraction, ...]:
 
 
 def round_scalar(
-    x: float | Fraction,
-    fmt: Format,
-    rounding: str = "nearest-even",
-    overflow: str = "saturate",
-    random: int = 0,
+    x: float | Fraction, fmt: Format, rounding: str = "nearest-even", overflow: str = "saturate", random: int = 0,
     random_bits: int = 0,
-) -> float:
+) -> float:  # fmt: skip
     """Return ``x`` rounded to ``fmt``; see `altgrad.numerics.quantize` for the modes and policies.
 
     A table's own rule, which its limits define, is called nearest-even.
