@@ -199,19 +199,15 @@ def table_of_values(name: str, values: Sequence[float], symmetric: bool, ties: s
         raise ValueError(f"values: expected a positive number, and the largest is {table[-1]:g}")
     if symmetric and table[0] < 0:
         raise ValueError(f"symmetric: {table[0]:g} is negative; write the values from zero up, or symmetric: false")
-    high = 2 * table[-1] - table[-2]
-    low = -high if symmetric else 2 * table[0] - table[1]
-    missing = float(low), float(high)
+    high = float(2 * table[-1] - table[-2])
+    missing = -high if symmetric else float(2 * table[0] - table[1]), high
     return _nearest(name, table.tolist(), range(len(table)), ties, symmetric, scale_to=scale_to, missing=missing)
 
 
 def _nearest(
     name: str, values: Sequence[float], codes: Sequence[int], ties: str, symmetric: bool = True, **more: Any
 ) -> TableFormat:
-    """Return the format that rounds to the nearest of ``values``; if symmetric, of their negatives too.
-
-    Codes of negatives have a sign bit, which is the first one of a code.
-    """
+    """Return the format that rounds to the nearest of ``values``; if symmetric, their negatives too, by a sign bit."""
     table, places = np.array(values, np.float32).astype(np.float64), np.array(codes)
     bits = max(1, (len(table) - 1).bit_length()) + symmetric
     if bits > MAX_BITS:
