@@ -79,7 +79,7 @@ class TableFormat(Format):
     def thresholds(self) -> np.ndarray:
         return read_only(self.limits)
 
-    @property
+    @cached_property
     def extended(self) -> tuple[np.ndarray, np.ndarray]:
         if self.missing is None:
             return self.values, self.thresholds

@@ -13,8 +13,6 @@ float64.
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
@@ -147,8 +145,8 @@ def round_float64(
     Returns:
         float64, the shape of ``x``.
     """
-    values, thresholds = (t.to(x.device) for t in _in_order(fmt))
-    lowest, largest, *ends = _ends_of(fmt)
+    *line, (lowest, largest, *ends) = _in_order(fmt)
+    values, thresholds = (t.to(x.device) for t in line)
     x = x if fmt.signed else torch.where(x >= 0, x, torch.nan)
     inside, negative = x.clamp(*ends), x < 0
     if rounding == "nearest-even":
@@ -180,17 +178,11 @@ def round_float64(
 
 
 @constant_in_graphs
-@cache
-def _in_order(fmt: Format) -> tuple[Tensor, Tensor]:
-    """Return `Format.extended` as tensors."""
+def _in_order(fmt: Format) -> tuple[Tensor, Tensor, tuple[float, ...]]:
+    """Return `Format.extended` as tensors, and the lowest and largest of `Format.values` and of the extended ones."""
     values, thresholds = fmt.extended
-    return torch.tensor(values), torch.tensor(thresholds)
-
-
-@constant_in_graphs
-def _ends_of(fmt: Format) -> tuple[float, ...]:
-    """Return the lowest and the largest value of ``fmt``, and of its extended values."""
-    return tuple(float(values[place]) for values in (fmt.values, fmt.extended[0]) for place in (0, -1))
+    ends = tuple(float(line[place]) for line in (fmt.values, values) for place in (0, -1))
+    return torch.tensor(values), torch.tensor(thresholds), ends
 
 
 def binade(magnitude: Tensor, fmt: FloatFormat) -> Tensor:

@@ -192,3 +192,8 @@ def test_the_bias_may_be_set_and_a_name_is_a_string():
     np.testing.assert_array_equal(FloatFormat("mine", 4, 3, bias=9).values, FloatFormat("mine", 4, 3).values / 4)
     with pytest.raises(TypeError, match="name"):
         get_format(8)
+
+
+def test_the_scaling_target_of_a_tiny_format_is_its_largest_value():
+    fmt = FloatFormat("tiny", 4, 3, bias=130)
+    assert fmt.scale_target == fmt.max < 2.0**-64
