@@ -214,30 +214,15 @@ class FloatFormat(Format):
         codes = np.arange(self.max_code + 1)
         return np.concatenate([self.sign_code + codes[:0:-1], codes]) if self.signed else codes
 
-    @cached_property
-    def code_values(self) -> np.ndarray:
-        table = np.full(1 << self.bits, np.nan)
-        magnitudes = np.append(self.magnitudes, [np.inf] * self.has_inf)
-        if self.signed:
-            table[self.sign_code : self.sign_code + len(magnitudes)] = -magnitudes
-            if not self.has_negative_zero:
-                table[self.sign_code] = np.nan
-        table[: len(magnitudes)] = magnitudes
-        return read_only(table)
-
     # -- which arithmetic can carry it ------------------------------------------------------------
 
-    @property
-    def significant_bits(self) -> int:
-        """Bits of a value's significand, the implicit bit included."""
-        return min(self.mantissa_bits + 1, self.max_code.bit_length())
-
     def fits(self, precision: int, lowest: int, highest: int, *, scales: Format | None = None) -> bool:
-        significant, smallest, largest = self.significant_bits, self.emin - self.mantissa_bits, self.max
+        significant = min(self.mantissa_bits + 1, self.max_code.bit_length())
+        smallest, largest = self.emin - self.mantissa_bits, self.max
         if scales is not None:
             assert isinstance(scales, FloatFormat)
-            power_of_two = 1 in (significant, scales.significant_bits)
-            significant += scales.significant_bits - power_of_two
+            more = min(scales.mantissa_bits + 1, scales.max_code.bit_length())
+            significant += more - (1 in (significant, more))  # a power of two takes no bit
             smallest += scales.emin - scales.mantissa_bits
             largest *= scales.scale_target
         return significant <= precision and smallest >= lowest and math.frexp(largest)[1] - 1 <= highest

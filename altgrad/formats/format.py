@@ -69,10 +69,16 @@ class Format(ABC):
     def value_codes(self) -> np.ndarray:
         """The code of each of `values`: integers, shape (n,)."""
 
-    @property
-    @abstractmethod
+    @cached_property
     def code_values(self) -> np.ndarray:
         """The value of every code, -0, Inf and NaN included: float64, shape (2^bits,), read-only."""
+        table, sign = np.full(1 << self.bits, np.nan), 1 << self.bits - 1
+        table[self.value_codes] = self.values
+        if self.has_negative_zero:
+            table[sign] = -0.0
+        if self.inf_code is not None:
+            table[[self.inf_code, self.inf_code | sign]] = np.inf, -np.inf
+        return read_only(table)
 
     @abstractmethod
     def fits(self, precision: int, lowest: int, highest: int, *, scales: Format | None = None) -> bool:

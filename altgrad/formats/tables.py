@@ -91,14 +91,6 @@ class TableFormat(Format):
     def value_codes(self) -> np.ndarray:
         return np.array(self.codes)
 
-    @cached_property
-    def code_values(self) -> np.ndarray:
-        table = np.full(1 << self.bits, np.nan)
-        table[list(self.codes)] = self.table
-        if self.inf_code is not None:
-            table[[self.inf_code, self.inf_code | 1 << self.bits - 1]] = np.inf, -np.inf
-        return read_only(table)
-
     def fits(self, precision: int, lowest: int, highest: int, *, scales: Format | None = None) -> bool:
         end, least = 2 * math.ldexp(1.0, highest), math.ldexp(1.0, lowest)
         above, below = np.append(self.thresholds, np.inf), np.insert(self.thresholds, 0, -np.inf)
