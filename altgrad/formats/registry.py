@@ -109,12 +109,8 @@ def _parse(name: str) -> FloatFormat:
         splits = f"E<exponent bits>M<mantissa bits> of up to {MAX_BITS} bits"
         listed = f"; known are those that `python -m altgrad.formats` lists, and {splits}"
         raise UnknownFormatError(f"unknown format {name!r}{did_you_mean(name, (*format_names(), *_ALIASES), listed)}")
-    signed, exponent_bits, mantissa_bits = not parsed[1], int(parsed[2]), int(parsed[3])
-    width = int(signed) + exponent_bits + mantissa_bits
-    if width > MAX_BITS:
-        raise UnknownFormatError(f"unknown format {name!r}: it takes {width} bits, at most {MAX_BITS} are supported")
+    specials = (parsed[4] or "finite").lower()
     try:
-        specials = (parsed[4] or "finite").lower()
-        return FloatFormat(name, exponent_bits, mantissa_bits, specials=specials, signed=signed)
+        return FloatFormat(name, int(parsed[2]), int(parsed[3]), specials=specials, signed=not parsed[1])
     except ValueError as error:
         raise UnknownFormatError(f"unknown format {name!r} ({error})") from None
