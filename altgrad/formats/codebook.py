@@ -56,13 +56,10 @@ class Codebook:
         return table
 
 
+@cache
 def codebook(fmt: str | Format) -> Codebook:
     """Return the codebook of a format or its name; ``ValueError`` if float32 cannot hold one of its values."""
-    return _codebook(get_format(fmt))
-
-
-@cache
-def _codebook(fmt: Format) -> Codebook:
+    fmt = get_format(fmt)
     values, sign_code = fmt.values, 0
     if isinstance(fmt, FloatFormat):
         values, sign_code = fmt.magnitudes, fmt.sign_code
