@@ -60,11 +60,7 @@ OwnFormat = Annotated[
     Discriminator(lambda its: "of values" if isinstance(its, OwnValues) or "values" in its else "of bits"),
 ]
 
-
-def _defined(value: Any) -> Format:
-    return value if isinstance(value, Format) else from_definition(value)
-
-
 FormatDefinition = Annotated[
-    Any, BeforeValidator(_defined), PlainSerializer(definition, return_type=dict), WithJsonSchema({"type": "object"})
-]
+    Any, BeforeValidator(lambda its: its if isinstance(its, Format) else from_definition(its)),
+    PlainSerializer(definition, return_type=dict), WithJsonSchema({"type": "object"}),
+]  # fmt: skip

@@ -48,14 +48,10 @@ def overview(formats: list[Format]) -> str:
     for fmt in formats:
         binades = fmt.emax - int(np.floor(np.log2(fmt.smallest))) + 1
         kind, bias = (fmt.specials, str(fmt.bias)) if isinstance(fmt, FloatFormat) else ("table", "-")
-        ends = _number(fmt.max), _or_dash(fmt.min_normal), _number(fmt.smallest)
+        ends = _number(fmt.max), _number(fmt.min_normal, "-"), _number(fmt.smallest)
         counts = str(binades), str(len(fmt.values))
         rows.append((fmt.name, str(fmt.bits), kind, bias, *ends, *counts, _scaling(fmt)))
     return _table(rows)
-
-
-def _or_dash(value: float | None) -> str:
-    return "-" if value is None else _number(value)
 
 
 def _scaling(fmt: Format) -> str:
@@ -78,10 +74,8 @@ def plot(formats: Sequence[Format], path: Path) -> None:
     from matplotlib import pyplot
 
     count = len(formats)
-    heights = (*[1] * count, 3, 3)
-    figure, axes = pyplot.subplots(
-        count + 2, 1, figsize=(8, 4.5 + 2 * count), height_ratios=heights, layout="constrained"
-    )
+    size, heights = (8, 4.5 + 2 * count), (*[1] * count, 3, 3)
+    figure, axes = pyplot.subplots(count + 2, 1, figsize=size, height_ratios=heights, layout="constrained")
     *lines, spacing, binades = axes
     for place, (fmt, line, color) in enumerate(zip(formats, lines, ("#1f4e79", "#c55a11"), strict=False)):
         line.vlines(fmt.values, 0, 1, color=color, linewidth=0.6)
@@ -90,7 +84,7 @@ def plot(formats: Sequence[Format], path: Path) -> None:
         positive = fmt.values[fmt.values > 0]
         steps = np.append(np.diff(positive), np.nan)
         spacing.step(positive, steps / positive / 2, where="post", color=color, label=fmt.name)
-        exponents, numbers = _by_binade(fmt)
+        exponents, numbers = np.unique(np.frexp(positive)[1] - 1, return_counts=True)
         width = 0.8 / count
         binades.bar(exponents + (place - (count - 1) / 2) * width, numbers, width, color=color, label=fmt.name)
     lines[-1].set(xlabel="value")
@@ -106,17 +100,11 @@ def plot(formats: Sequence[Format], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _by_binade(fmt: Format) -> tuple[np.ndarray, np.ndarray]:
-    """Return the exponents of the binades that have positive values, ascending, and how many values each has."""
-    exponents = np.frexp(fmt.values[fmt.values > 0])[1] - 1
-    return np.unique(exponents, return_counts=True)
-
-
 def _facts(fmt: Format) -> str:
     facts = [
         ("largest, smallest", f"{_number(fmt.max)}, {_number(fmt.values[0])}"),
-        ("smallest normal", "none" if fmt.min_normal is None else _number(fmt.min_normal)),
-        ("smallest subnormal", "none" if fmt.min_subnormal is None else _number(fmt.min_subnormal)),
+        ("smallest normal", _number(fmt.min_normal)),
+        ("smallest subnormal", _number(fmt.min_subnormal)),
         ("distinct finite values", str(len(fmt.values))),
         ("scaling target", _scaling(fmt)),
         ("infinity", _code(fmt.inf_code, fmt)),
@@ -156,8 +144,10 @@ def _code(code: int | None, fmt: Format) -> str:
     return "none" if code is None else f"0x{code:0{-(-fmt.bits // 4)}X}"
 
 
-def _number(value: float) -> str:
+def _number(value: float | None, none: str = "none") -> str:
     """Return powers of two up to 2^-12 and from 2^17 as ``"2^-14"``, other numbers in up to seven digits."""
+    if value is None:
+        return none
     significand, exponent = np.frexp(value)
     if abs(significand) == 0.5 and not -11 < exponent < 18:
         return f"{'-' if value < 0 else ''}2^{exponent - 1}"

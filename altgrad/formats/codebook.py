@@ -50,21 +50,16 @@ class Codebook:
     @cached_property
     def code_values(self) -> np.ndarray:
         """The value of every code that is a finite number, 0 for the others: float32, (2^bits,)."""
-        table = np.zeros(1 << self.bits, np.float32)
-        table[: len(self.values)] = self.values
+        table: np.ndarray = np.pad(self.values, (0, (1 << self.bits) - len(self.values)))
         if self.sign_code:
-            first = 0 if self.fmt.has_negative_zero else 1
-            table[self.sign_code + first : self.sign_code + len(self.values)] = -self.values[first:]
+            table = np.nan_to_num(self.fmt.code_values, nan=0, posinf=0, neginf=0).astype(np.float32)
         return table
 
 
+@cache
 def codebook(fmt: str | Format) -> Codebook:
     """Return the codebook of a format or its name; ``ValueError`` if float32 cannot hold one of its values."""
-    return _codebook(get_format(fmt))
-
-
-@cache
-def _codebook(fmt: Format) -> Codebook:
+    fmt = get_format(fmt)
     values, sign_code = fmt.values, 0
     if isinstance(fmt, FloatFormat):
         values, sign_code = fmt.magnitudes, fmt.sign_code

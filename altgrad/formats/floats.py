@@ -47,14 +47,13 @@ _LOWEST_EXPONENT = -102
 def default_bias(exponent_bits: int, specials: str) -> int:
     """Return the exponent bias that the standards give to a format of this kind.
 
-    The bias is ``2^(E-1) - 1``; for ``fnuz`` and ``p3109`` it is ``floor(2^(E-1))``, so 0 at E = 0.
-    At E = 0 the other rules have bias 1: see the module's docstring.
+    It is ``2^(E-1) - 1``, and 1 at E = 0: see the module's docstring. For ``fnuz`` and ``p3109`` it is
+    ``floor(2^(E-1))``.
     """
+    half = 1 << exponent_bits >> 1
     if specials in ("fnuz", "p3109"):
-        return (1 << exponent_bits) >> 1
-    if exponent_bits == 0:
-        return 1
-    return (1 << (exponent_bits - 1)) - 1
+        return half
+    return half - 1 if exponent_bits else 1
 
 
 @dataclass(frozen=True)
@@ -85,10 +84,14 @@ class FloatFormat(Format):
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise ValueError(f"name: expected a non-empty string, got {self.name!r}")
-        for field in ("exponent_bits", "mantissa_bits"):
-            _require_integer(field, getattr(self, field))
-            if getattr(self, field) < 0:
-                raise ValueError(f"{field}: expected 0 or more, got {getattr(self, field)}")
+        for field in ("exponent_bits", "mantissa_bits", "bias"):
+            value = getattr(self, field)
+            if (field, value) == ("bias", None):
+                continue
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ValueError(f"{field}: expected an integer, got {value!r}")
+            if field != "bias" and value < 0:
+                raise ValueError(f"{field}: expected 0 or more, got {value}")
         if self.specials not in SPECIALS:
             raise ValueError(f"specials: expected one of {', '.join(SPECIALS)}, got {self.specials!r}")
         if not isinstance(self.signed, bool):
@@ -97,30 +100,24 @@ class FloatFormat(Format):
             raise ValueError(f"exponent_bits: {self.name} takes {self.bits} bits, at most {MAX_BITS} are supported")
         if self.bias is None:
             object.__setattr__(self, "bias", default_bias(self.exponent_bits, self.specials))
-        _require_integer("bias", self.bias)
-        self._require_consistent_fields()
-
-    def _require_consistent_fields(self) -> None:
         if not self.signed and self.specials not in ("finite", "fn"):
             raise ValueError(f"signed: the unsigned {self.name} needs specials finite or fn")
         if self.specials == "ieee" and 0 in (self.exponent_bits, self.mantissa_bits):
             raise ValueError(f"specials: {self.name} needs exponent and mantissa bits to code Inf and NaN as ieee does")
         if self.max_code < 1:
             raise ValueError(f"mantissa_bits: {self.name} would have no number but zero")
-        if self.emin - self.mantissa_bits < -1022 or self._exponent_of(self.max_code + 1) > 1023:
+        highest = self.emin + max((self.max_code + 1 >> self.mantissa_bits) - self.has_zero, 0)
+        if self.emin - self.mantissa_bits < -1022 or highest > 1023:
             raise ValueError(f"bias: {self.bias} takes {self.name} beyond the range of float64")
 
     def __str__(self) -> str:
-        sign = "" if self.signed else "unsigned, "
-        return (
-            f"{self.name} ({sign}{self.exponent_bits} exponent bits, {self.mantissa_bits} mantissa bits, "
-            f"bias {self.bias}, {self.specials}, max {self.max:g})"
-        )
+        sign, kind = "" if self.signed else "unsigned, ", f"bias {self.bias}, {self.specials}, max {self.max:g}"
+        return f"{self.name} ({sign}{self.exponent_bits} exponent bits, {self.mantissa_bits} mantissa bits, {kind})"
 
     # -- the layout of a code ---------------------------------------------------------------------
 
     @property
-    def bits(self) -> int:
+    def bits(self) -> int:  # type: ignore[override] # a field of tables
         """Width of a code."""
         return int(self.signed) + self.exponent_bits + self.mantissa_bits
 
@@ -130,39 +127,32 @@ class FloatFormat(Format):
         return 1 << (self.bits - 1) if self.signed else 0
 
     @property
-    def _top_magnitude(self) -> int:
-        """The magnitude code whose bits are all ones."""
-        return (1 << (self.exponent_bits + self.mantissa_bits)) - 1
-
-    @property
     def max_code(self) -> int:
         """Code of the largest finite value. Codes 0 to max_code are the magnitudes in order."""
         if self.specials == "ieee":
             return ((1 << self.exponent_bits) - 1 << self.mantissa_bits) - 1
-        return self._top_magnitude - (self.specials in ("fn", "p3109"))
+        return (1 << (self.exponent_bits + self.mantissa_bits)) - 1 - (self.specials in ("fn", "p3109"))
 
     @property
-    def inf_code(self) -> int | None:
+    def inf_code(self) -> int | None:  # type: ignore[override] # a field of tables
         """Code of +Inf, or None where the format has none."""
         return self.max_code + 1 if self.specials in ("ieee", "p3109") else None
 
     @property
-    def nan_code(self) -> int | None:
+    def nan_code(self) -> int | None:  # type: ignore[override] # a field of tables
         """Code of the (quiet, positive) NaN, or None where every code is a number."""
         if self.specials == "finite":
             return None
-        if self.specials == "fn":
-            return self._top_magnitude
-        if self.specials == "ieee":
-            return self.max_code + 1 | 1 << (self.mantissa_bits - 1)
-        return self.sign_code
+        if self.specials in ("fnuz", "p3109"):
+            return self.sign_code
+        return self.max_code + 1 | (1 << self.mantissa_bits >> 1 if self.specials == "ieee" else 0)
 
     @property
     def has_zero(self) -> bool:
         return self.signed or self.mantissa_bits > 0
 
     @property
-    def has_negative_zero(self) -> bool:
+    def has_negative_zero(self) -> bool:  # type: ignore[override] # a field of tables
         return self.signed and self.specials in ("finite", "fn", "ieee")
 
     # -- range and spacing ------------------------------------------------------------------------
@@ -172,28 +162,18 @@ class FloatFormat(Format):
         """Exponent of the lowest binade; below ``2^emin`` the spacing no longer shrinks."""
         return 1 - self.bias if self.has_zero else -self.bias
 
-    @cached_property
-    def max(self) -> float:
-        """Largest finite value."""
-        return self._value_of(self.max_code)
-
-    @property
-    def smallest(self) -> float:
-        """Smallest positive value, subnormal where the format has subnormals."""
-        return self._value_of(1 if self.has_zero else 0)
-
     @property
     def min_normal(self) -> float | None:
         """Smallest normal value; None where every value is subnormal."""
         return 2.0**self.emin if self.max >= 2.0**self.emin else None
 
     @property
-    def min_subnormal(self) -> float | None:
+    def min_subnormal(self) -> float | None:  # type: ignore[override] # tables have none
         """Smallest positive subnormal value; None where M = 0 leaves no subnormals but zero."""
         return self.smallest if self.mantissa_bits > 0 else None
 
     @property
-    def half_step(self) -> float | None:
+    def half_step(self) -> float | None:  # type: ignore[override] # tables have none
         """Largest relative rounding error of a normal value, 2^-(M+1); None where nothing is normal."""
         return None if self.min_normal is None else 2.0 ** -(self.mantissa_bits + 1)
 
@@ -203,73 +183,46 @@ class FloatFormat(Format):
         binade = np.where(significand == 0, self.emin, np.maximum(exponent - 1, self.emin))
         return np.asarray(np.ldexp(1.0, binade - self.mantissa_bits))
 
-    def _exponent_of(self, code: int) -> int:
-        """Exponent of the binade of a magnitude code's value; `emin` for subnormals."""
-        field = code >> self.mantissa_bits
-        return self.emin + max(field - int(self.has_zero), 0)
-
-    def _value_of(self, code: int) -> float:
-        """Value of a finite magnitude code."""
-        field, mantissa = divmod(code, 1 << self.mantissa_bits)
-        implicit = field > 0 or not self.has_zero
-        significand = mantissa + (implicit << self.mantissa_bits)
-        return math.ldexp(significand, self._exponent_of(code) - self.mantissa_bits)
-
     # -- all values and all codes -----------------------------------------------------------------
-
-    @cached_property
-    def magnitudes(self) -> np.ndarray:
-        """The value of each code 0..max_code, ascending: float64, shape (max_code + 1,), read-only."""
-        return read_only([self._value_of(code) for code in range(self.max_code + 1)])
-
-    @cached_property
-    def values(self) -> np.ndarray:
-        table = self.magnitudes
-        return read_only(np.concatenate([-table[:0:-1], table])) if self.signed else table
 
     @cached_property
     def extended(self) -> tuple[np.ndarray, np.ndarray]:
         codes = np.arange(self.max_code + 2)
-        values = np.append(self.magnitudes, self._value_of(self.max_code + 1))
+        field, mantissa = np.divmod(codes, 1 << self.mantissa_bits)
+        exponent = self.emin + np.maximum(field - self.has_zero, 0)
+        implicit = (field > 0) | (not self.has_zero)
+        values = np.ldexp(1.0 * (mantissa + (implicit << self.mantissa_bits)), exponent - self.mantissa_bits)
         if self.signed:
             codes, values = np.concatenate([codes[:0:-1], codes]), np.concatenate([-values[:0:-1], values])
-        return values, to_nearest(values, codes)
+        return read_only(values), to_nearest(values, codes)
+
+    @property
+    def values(self) -> np.ndarray:
+        return self.extended[0][int(self.signed) : -1]
 
     @property
     def thresholds(self) -> np.ndarray:
         return self.extended[1][int(self.signed) : -1]
 
     @property
+    def magnitudes(self) -> np.ndarray:
+        """The value of each code 0..max_code, ascending: float64, shape (max_code + 1,), read-only."""
+        return self.values[-self.max_code - 1 :]
+
+    @property
     def value_codes(self) -> np.ndarray:
         codes = np.arange(self.max_code + 1)
         return np.concatenate([self.sign_code + codes[:0:-1], codes]) if self.signed else codes
 
-    @cached_property
-    def code_values(self) -> np.ndarray:
-        table = np.full(1 << self.bits, np.nan)
-        count = self.max_code + 1
-        table[:count] = self.magnitudes
-        if self.has_inf:
-            table[count] = np.inf
-            count += 1
-        if self.signed:
-            first = 0 if self.has_negative_zero else 1
-            table[self.sign_code + first : self.sign_code + count] = -table[first:count]
-        return read_only(table)
-
     # -- which arithmetic can carry it ------------------------------------------------------------
 
-    @property
-    def significant_bits(self) -> int:
-        """Bits of a value's significand, the implicit bit included."""
-        return min(self.mantissa_bits + 1, self.max_code.bit_length())
-
     def fits(self, precision: int, lowest: int, highest: int, *, scales: Format | None = None) -> bool:
-        significant, smallest, largest = self.significant_bits, self.emin - self.mantissa_bits, self.max
+        significant = min(self.mantissa_bits + 1, self.max_code.bit_length())
+        smallest, largest = self.emin - self.mantissa_bits, self.max
         if scales is not None:
             assert isinstance(scales, FloatFormat)
-            power_of_two = 1 in (significant, scales.significant_bits)
-            significant += scales.significant_bits - power_of_two
+            more = min(scales.mantissa_bits + 1, scales.max_code.bit_length())
+            significant += more - (1 in (significant, more))  # a power of two takes no bit
             smallest += scales.emin - scales.mantissa_bits
             largest *= scales.scale_target
         return significant <= precision and smallest >= lowest and math.frexp(largest)[1] - 1 <= highest
@@ -283,8 +236,3 @@ class FloatFormat(Format):
         """
         top_spacing = self.emax - self.mantissa_bits
         return self.signed and self.emin >= _LOWEST_EXPONENT and top_spacing + FLOAT32_MANTISSA + 2 <= 127
-
-
-def _require_integer(field: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{field}: expected an integer, got {value!r}")

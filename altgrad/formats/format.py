@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 
@@ -35,21 +35,19 @@ class Format(ABC):
         nan_code: code of the (quiet, positive) NaN, or None where there is none.
         inf_code: code of +Inf, or None where there is none.
         has_negative_zero: whether there is a code of -0.
+        min_subnormal: smallest positive subnormal value, or None where there is none.
+        half_step: largest relative rounding error of a float format's normal values; None for a table.
         scale_to: what a scale brings a tensor to: see `scale_target_of`.
     """
 
     name: str
+    bits: int
+    nan_code: int | None
+    inf_code: int | None
+    has_negative_zero: bool
+    min_subnormal: float | None = None
+    half_step: float | None = None
     scale_to: float | str
-    if TYPE_CHECKING:  # a kind has them as fields or as properties
-
-        @property
-        def bits(self) -> int: ...
-        @property
-        def nan_code(self) -> int | None: ...
-        @property
-        def inf_code(self) -> int | None: ...
-        @property
-        def has_negative_zero(self) -> bool: ...
 
     @property
     @abstractmethod
@@ -71,10 +69,16 @@ class Format(ABC):
     def value_codes(self) -> np.ndarray:
         """The code of each of `values`: integers, shape (n,)."""
 
-    @property
-    @abstractmethod
+    @cached_property
     def code_values(self) -> np.ndarray:
         """The value of every code, -0, Inf and NaN included: float64, shape (2^bits,), read-only."""
+        table, sign = np.full(1 << self.bits, np.nan), 1 << self.bits - 1
+        table[self.value_codes] = self.values
+        if self.has_negative_zero:
+            table[sign] = -0.0
+        if self.inf_code is not None:
+            table[[self.inf_code, self.inf_code | sign]] = np.inf, -np.inf
+        return read_only(table)
 
     @abstractmethod
     def fits(self, precision: int, lowest: int, highest: int, *, scales: Format | None = None) -> bool:
@@ -94,13 +98,9 @@ class Format(ABC):
 
     @staticmethod
     def of_values(
-        name: str,
-        values: Sequence[float],
-        *,
-        symmetric: bool = False,
-        ties: str = "even",
-        scale_to: float | str = "max",
-    ) -> Format:
+        name: str, values: Sequence[float], *,
+        symmetric: bool = False, ties: str = "even", scale_to: float | str = "max",
+    ) -> Format:  # fmt: skip
         """Return the format with a list of values, of which a number is rounded to the nearest.
 
         A code is the place of a value in the list. With ``symmetric`` it has a sign bit before the place, and no code
@@ -118,7 +118,7 @@ class Format(ABC):
         """
         from altgrad.formats.tables import table_of_values
 
-        return table_of_values(name, values, symmetric=symmetric, ties=ties, scale_to=scale_to)
+        return table_of_values(name, values, symmetric, ties, scale_to)
 
     # -- range and spacing --------------------------------------------------------------------------------------------
 
@@ -130,10 +130,6 @@ class Format(ABC):
     @property
     def has_inf(self) -> bool:
         return self.inf_code is not None
-
-    @property
-    def has_nan(self) -> bool:
-        return self.nan_code is not None
 
     @property
     def has_zero(self) -> bool:
@@ -163,16 +159,6 @@ class Format(ABC):
     def min_normal(self) -> float | None:
         """Smallest normal value, None where every value is subnormal; a table's smallest positive value."""
         return self.smallest
-
-    @property
-    def min_subnormal(self) -> float | None:
-        """Smallest positive subnormal value, None where there is none."""
-        return None
-
-    @property
-    def half_step(self) -> float | None:
-        """Largest relative rounding error of a float format's normal values; None for a table."""
-        return None
 
     @property
     def emin(self) -> int:
@@ -227,14 +213,14 @@ def scale_target_of(scale_to: float | str, largest: float) -> tuple[float, str]:
     """
     number, _, statistic = str(scale_to).partition(" of ")
     try:
-        target = largest if number == "max" else float(number)
+        target = 1.0 if number == "max" else float(number)
     except ValueError:
         target = math.nan
     if not 2.0**-64 <= target <= 2.0**64 or statistic not in ("", *STATISTICS) or (number, statistic) == ("max", "rms"):
         raise ValueError(
             f"scale_to: expected max, a number from 2^-64 to 2^64, or one such as '1 of rms', got {scale_to!r}"
         )
-    return target, statistic or "amax"
+    return largest if number == "max" else target, statistic or "amax"
 
 
 def read_only(numbers: Sequence[float] | np.ndarray) -> np.ndarray:

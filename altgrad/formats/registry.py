@@ -87,7 +87,7 @@ def get_format(name: str | Format) -> Format:
 
 
 def definition(fmt: Format) -> dict[str, Any]:
-    """Return what `from_definition` makes ``fmt`` of, for a JSON file: of a table with a name, that name alone."""
+    """Return the fields of a JSON file that define ``fmt``, for `from_definition`; of a table with a name, the name."""
     if fmt.name in TABLES and named_table(fmt.name) == fmt:
         return {"name": fmt.name}
     fields: dict[str, Any] = asdict(fmt)  # type: ignore[call-overload] # both kinds are dataclasses
@@ -95,13 +95,11 @@ def definition(fmt: Format) -> dict[str, Any]:
 
 
 def from_definition(fields: dict[str, Any]) -> Format:
-    """Return the format that `definition` returned ``fields`` of."""
-    if "exponent_bits" in fields:
-        return FloatFormat(**fields)
-    if "table" not in fields:
+    """Return the format whose `definition` is ``fields``."""
+    if fields.keys() == {"name"}:
         return get_format(fields["name"])
     tuples: dict[str, Any] = {name: tuple(its) if isinstance(its, list) else its for name, its in fields.items()}
-    return TableFormat(**tuples)
+    return FloatFormat(**tuples) if "exponent_bits" in fields else TableFormat(**tuples)
 
 
 @cache
@@ -111,12 +109,8 @@ def _parse(name: str) -> FloatFormat:
         splits = f"E<exponent bits>M<mantissa bits> of up to {MAX_BITS} bits"
         listed = f"; known are those that `python -m altgrad.formats` lists, and {splits}"
         raise UnknownFormatError(f"unknown format {name!r}{did_you_mean(name, (*format_names(), *_ALIASES), listed)}")
-    signed, exponent_bits, mantissa_bits = not parsed[1], int(parsed[2]), int(parsed[3])
-    width = int(signed) + exponent_bits + mantissa_bits
-    if width > MAX_BITS:
-        raise UnknownFormatError(f"unknown format {name!r}: it takes {width} bits, at most {MAX_BITS} are supported")
+    specials = (parsed[4] or "finite").lower()
     try:
-        specials = (parsed[4] or "finite").lower()
-        return FloatFormat(name, exponent_bits, mantissa_bits, specials=specials, signed=signed)
+        return FloatFormat(name, int(parsed[2]), int(parsed[3]), specials=specials, signed=not parsed[1])
     except ValueError as error:
         raise UnknownFormatError(f"unknown format {name!r} ({error})") from None

@@ -97,7 +97,7 @@ def rounder(fmt: Format, mode: str, overflow: str, path: str, device: torch.devi
 
         return by_kernels
     torch._dynamo.reset()
-    if mode == "nearest-even" and overflow == "saturate" and fmt.rounds_in_float32:
+    if _in_kernels(fmt, mode, overflow):
         constants = format_constants(fmt, device)
         compiled = torch.compile(round_to_grid, fullgraph=True)
         return lambda x: compiled(x, constants)
@@ -164,6 +164,9 @@ def _violations(pattern: Tensor, rounded: Tensor, fmt: Format) -> list[str]:
     """Return a line for each kind of violation in one sequence of ascending magnitudes."""
     result = rounded.view(torch.int32)
     magnitude = result & 0x7FFFFFFF
+    wrong_sign = (pattern ^ result) < 0
+    if not fmt.has_negative_zero:
+        wrong_sign = torch.where(magnitude == 0, result != 0, wrong_sign)
     input_is_nan = (pattern & 0x7FFFFFFF) > _INFINITY
     result_is_nan = magnitude > _INFINITY
     # NaN has no payload to compare and ends the order, as it does in the overflow policy.
@@ -171,7 +174,7 @@ def _violations(pattern: Tensor, rounded: Tensor, fmt: Format) -> list[str]:
     kinds = {
         "steps back": torch.cat([magnitude[1:] < magnitude[:-1], torch.zeros(1, dtype=torch.bool)]),
         "loses NaN": input_is_nan & ~result_is_nan,
-        "has the wrong sign": _wrong_sign(pattern, result, fmt) & ~result_is_nan,
+        "has the wrong sign": wrong_sign & ~result_is_nan,
     }
     lines = []
     for kind, where in kinds.items():
@@ -180,13 +183,6 @@ def _violations(pattern: Tensor, rounded: Tensor, fmt: Format) -> list[str]:
             example = int(pattern[where][0]) & 0xFFFFFFFF
             lines.append(f"{count} times from 0x{example:08x}: {kind}")
     return lines
-
-
-def _wrong_sign(pattern: Tensor, result: Tensor, fmt: Format) -> Tensor:
-    differs = (pattern ^ result) < 0
-    if fmt.has_negative_zero:
-        return differs
-    return torch.where(result & 0x7FFFFFFF == 0, result != 0, differs)
 
 
 def prove(

@@ -8,7 +8,7 @@ with these. The two share nothing but `FloatFormat`'s fields and flags.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from fractions import Fraction
 from functools import lru_cache
 
@@ -45,87 +45,58 @@ def grid(fmt: FloatFormat) -> tuple[Fraction, ...]:
     return tuple(magnitude_of_code(code, fmt) for code in range(largest_code(fmt) + 2))
 
 
-def round_scalar(
-    x: float | Fraction,
-    fmt: Format,
-    rounding: str = "nearest-even",
-    overflow: str = "saturate",
-    random: int = 0,
-    random_bits: int = 0,
-) -> float:
-    """Return ``x`` rounded to ``fmt``; see `altgrad.numerics.quantize` for the modes and policies."""
-    if isinstance(x, float) and math.isnan(x):
-        return math.nan
+@lru_cache(maxsize=8)
+def _line(fmt: Format) -> tuple[Fraction, ...]:
+    """Return all values, ascending, between the two that are missing beyond them: an end itself where none is."""
     if isinstance(fmt, TableFormat):
-        return _round_by_table(x, fmt, rounding, overflow)
+        low, high = fmt.missing or (fmt.table[0], fmt.table[-1])
+        return tuple(map(Fraction, (low, *fmt.table, high)))
     assert isinstance(fmt, FloatFormat)
-    negative = math.copysign(1.0, x) < 0 if isinstance(x, float) else x < 0
-    if not fmt.signed and x < 0:
+    magnitudes = grid(fmt)
+    return (*([-x for x in magnitudes[:0:-1]] if fmt.signed else magnitudes[:1]), *magnitudes)
+
+
+def round_scalar(
+    x: float | Fraction, fmt: Format, rounding: str = "nearest-even", overflow: str = "saturate", random: int = 0,
+    random_bits: int = 0,
+) -> float:  # fmt: skip
+    """Return ``x`` rounded to ``fmt``; see `altgrad.numerics.quantize` for the modes and policies.
+
+    A table's own rule, which its limits define, is called nearest-even.
+    """
+    if math.isnan(x) or (x < 0 and not fmt.signed):
         return math.nan
-
-    beyond = float(grid(fmt)[-2])
-    if overflow == "overflow":
-        beyond = math.inf if fmt.has_inf else math.nan
-
-    if isinstance(x, float) and math.isinf(x):
-        result = beyond
-    else:
-        code = _rounded_code(abs(Fraction(x)), negative, fmt, rounding, random, random_bits)
-        result = beyond if code > largest_code(fmt) else float(grid(fmt)[code])
-
-    if result == 0 and not fmt.has_negative_zero:
-        return 0.0
-    return -result if negative and fmt.signed else result
-
-
-def _rounded_code(
-    magnitude: Fraction, negative: bool, fmt: FloatFormat, rounding: str, random: int, random_bits: int
-) -> int:
-    """Return the magnitude code of the result; one past `largest_code` stands for overflow."""
-    values = grid(fmt)
-    magnitude = max(magnitude, values[0])  # not zero in an unsigned format
-    towards_zero = rounding == "toward-zero" or rounding == ("up" if negative else "down")
-    if magnitude >= values[-1]:
-        return len(values) - 2 if towards_zero else len(values) - 1
-    lower = bisect_right(values, magnitude) - 1
-    rest = (magnitude - values[lower]) / (values[lower + 1] - values[lower])
-    if rest == 0 or towards_zero:
-        return lower
-    if rounding in ("up", "down"):
-        return lower + 1
-    if rounding == "stochastic":
-        return lower + (rest + Fraction(2 * random + 1, 2 ** (random_bits + 1)) >= 1)
-    if rest == Fraction(1, 2):
-        return lower + 1 if rounding == "nearest-away" else lower + lower % 2
-    return lower + (rest > Fraction(1, 2))
-
-
-def _round_by_table(x: float | Fraction, fmt: TableFormat, rounding: str, overflow: str) -> float:
-    """Return `round_scalar` for a table, whose thresholds define its own rule, called nearest-even."""
-    lowest, largest, step = Fraction(fmt.table[0]), Fraction(fmt.table[-1]), fmt.missing
-    beyond = math.copysign(math.inf, x) if fmt.has_inf else math.nan
-    if isinstance(x, float) and math.isinf(x):
-        return beyond if overflow == "overflow" else float(largest if x > 0 else lowest)
-    exact = Fraction(x)
-    values, limits = list(map(Fraction, fmt.table)), list(fmt.limits)
-    if step is not None:
-        values = [lowest - Fraction(step), *values, largest + Fraction(step)]
-        limits = [math.nextafter((values[0] + lowest) / 2, math.inf), *limits, float((largest + values[-1]) / 2)]
-    exact = min(max(exact, values[0]), values[-1])
-    place = max(bisect_right(values, exact) - 1, 0)
-    below = values[place]
-    above = values[min(place + 1, len(values) - 1)]
-    if rounding == "nearest-even":
-        result = values[bisect_right(limits, x)]
-    elif exact == below:
-        result = below
-    elif rounding == "nearest-away":
-        up = exact >= (below + above) / 2 if exact > 0 else exact > (below + above) / 2
-        result = above if up else below
-    else:
-        up = {"up": True, "down": False, "toward-zero": exact < 0}[rounding]
-        result = above if up else below
-    leaves = not lowest <= result <= largest
-    result = min(max(result, lowest), largest)
+    values, infinite = _line(fmt), math.isinf(x)
+    exact = values[0 if x < 0 else -1] if infinite else min(max(Fraction(x), values[0]), values[-1])
+    place = bisect_left(values, exact) if x < 0 else bisect_right(values, exact)
+    place = min(max(place, 1), len(values) - 1)
+    below, above = values[place - 1], values[place]
+    nearer, farther = (above, below) if x < 0 else (below, above)  # to zero
     inwards = rounding in ("toward-zero", "up" if x < 0 else "down")
-    return beyond if leaves and overflow == "overflow" and not inwards else float(result)
+    if exact in (below, above):
+        result = exact
+    elif rounding == "nearest-even" and isinstance(fmt, TableFormat):
+        first, last = math.nextafter((values[0] + values[1]) / 2, math.inf), float((values[-2] + values[-1]) / 2)
+        result = values[bisect_right((first, *fmt.limits, last), exact)]
+    elif rounding in ("toward-zero", "up", "down"):
+        result = nearer if inwards else farther
+    else:
+        rest, half = (exact - nearer) / (farther - nearer), Fraction(1, 2)
+        if rounding == "stochastic":
+            away = rest + Fraction(2 * random + 1, 2 ** (random_bits + 1)) >= 1
+        else:
+            away = rest > half or (rest == half and (rounding == "nearest-away" or _is_odd(nearer, fmt)))
+        result = farther if away else nearer
+
+    lowest, largest = values[1], values[-2]
+    if overflow == "overflow" and (infinite or not (lowest <= result <= largest or inwards)):
+        return math.copysign(math.inf, x) if fmt.has_inf else math.nan
+    if result == 0:
+        return -0.0 if fmt.has_negative_zero and math.copysign(1.0, x) < 0 else 0.0
+    return float(min(max(result, lowest), largest))
+
+
+def _is_odd(value: Fraction, fmt: Format) -> bool:
+    """Whether the code of a float format's value is odd."""
+    assert isinstance(fmt, FloatFormat)
+    return bisect_left(grid(fmt), abs(value)) % 2 == 1

@@ -13,8 +13,6 @@ float64.
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
@@ -33,7 +31,6 @@ from altgrad.numerics.constants import (
     ULPS,
     WEYL,
     ZERO,
-    Table,
     loops_take,
     table_of,
 )
@@ -67,19 +64,15 @@ def round_to_grid(x: Tensor, constants: Tensor) -> Tensor:
     if x.dtype != torch.float32:
         raise TypeError(f"x: expected torch.float32, got {x.dtype}")
     if (table := table_of(constants)) is not None:
-        return _round_by_table(x, constants, table)
+        if x.device.type == "cpu" and loops_take(constants) and loops.available():
+            return torch.ops.altgrad.round_values(x, constants)
+        return torch.where(x.isnan(), x, table.values[table.place(x)])
     magnitude = torch.minimum(x.abs(), constants[MAX])
     spacing = grid_spacing(magnitude, constants)
     root = spacing.sqrt()
     anchor = spacing * constants[ANCHOR] + (root * root) * constants[ROOT]
     rounded = (magnitude + anchor) - anchor
     return torch.copysign(rounded, x) + constants[ZERO]
-
-
-def _round_by_table(x: Tensor, constants: Tensor, table: Table) -> Tensor:
-    if x.device.type == "cpu" and loops_take(constants) and loops.available():
-        return torch.ops.altgrad.round_values(x, constants)
-    return torch.where(x.isnan(), x, table.values[table.place(x)])
 
 
 def round_to_grid_stochastic(x: Tensor, constants: Tensor, random: Tensor) -> Tensor:
@@ -97,8 +90,10 @@ def round_to_grid_stochastic(x: Tensor, constants: Tensor, random: Tensor) -> Te
         float32, the shape of ``x``, values of the format.
     """
     if (table := table_of(constants)) is not None:
-        nearer, farther, spacing = _ends(x, table)
-        rest = (x - nearer).abs() / spacing
+        place = table.interval(x)
+        below, above = table.values[place], table.values[place + 1]
+        nearer, farther = torch.where(x < 0, above, below), torch.where(x < 0, below, above)
+        rest = (x - nearer).abs() / table.spacings[place]
         return torch.where(x.isnan(), x, torch.where(random < rest, farther, nearer))
     magnitude = torch.minimum(x.abs(), constants[MAX])
     spacing = grid_spacing(magnitude, constants)
@@ -120,13 +115,6 @@ def grid_spacing(x: Tensor, constants: Tensor) -> Tensor:
     return torch.maximum(ulp * constants[ULPS], constants[SPACING])
 
 
-def _ends(x: Tensor, table: Table) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the two values around each ``x``, the one nearer to zero first, and their distance."""
-    place = table.interval(x)
-    below, above, negative = table.values[place], table.values[place + 1], x < 0
-    return torch.where(negative, above, below), torch.where(negative, below, above), table.spacings[place]
-
-
 def overflows(scaled: Tensor, constants: Tensor) -> Tensor:
     """Return where float32 ``scaled`` lies beyond the format's range, bool of the same shape."""
     # OVERFLOW_SLACK as a literal: a module's float would be a symbol in dynamic graphs, which no Function takes.
@@ -137,12 +125,7 @@ def overflows(scaled: Tensor, constants: Tensor) -> Tensor:
 
 
 def round_float64(
-    x: Tensor,
-    fmt: Format,
-    rounding: str,
-    overflow: str,
-    random: Tensor | None = None,
-    random_bits: int = 0,
+    x: Tensor, fmt: Format, rounding: str, overflow: str, random: Tensor | None = None, random_bits: int = 0
 ) -> Tensor:
     """Return ``x`` rounded to ``fmt`` in any mode.
 
@@ -162,8 +145,8 @@ def round_float64(
     Returns:
         float64, the shape of ``x``.
     """
-    values, thresholds = (t.to(x.device) for t in _in_order(fmt))
-    lowest, largest, *ends = _ends_of(fmt)
+    *line, (lowest, largest, *ends) = _in_order(fmt)
+    values, thresholds = (t.to(x.device) for t in line)
     x = x if fmt.signed else torch.where(x >= 0, x, torch.nan)
     inside, negative = x.clamp(*ends), x < 0
     if rounding == "nearest-even":
@@ -195,17 +178,11 @@ def round_float64(
 
 
 @constant_in_graphs
-@cache
-def _in_order(fmt: Format) -> tuple[Tensor, Tensor]:
-    """Return `Format.extended` as tensors."""
+def _in_order(fmt: Format) -> tuple[Tensor, Tensor, tuple[float, ...]]:
+    """Return `Format.extended` as tensors, and the lowest and largest of `Format.values` and of the extended ones."""
     values, thresholds = fmt.extended
-    return torch.tensor(values), torch.tensor(thresholds)
-
-
-@constant_in_graphs
-def _ends_of(fmt: Format) -> tuple[float, ...]:
-    """Return the lowest and the largest value of ``fmt``, and of its extended values."""
-    return tuple(float(values[place]) for values in (fmt.values, fmt.extended[0]) for place in (0, -1))
+    ends = tuple(float(line[place]) for line in (fmt.values, values) for place in (0, -1))
+    return torch.tensor(values), torch.tensor(thresholds), ends
 
 
 def binade(magnitude: Tensor, fmt: FloatFormat) -> Tensor:

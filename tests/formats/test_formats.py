@@ -118,7 +118,7 @@ def test_values_are_the_distinct_finite_codes_in_order_and_cannot_be_written_to(
     assert fmt.smallest == fmt.values[fmt.values > 0][0]
     assert 2.0**fmt.emax <= fmt.max < 2.0 ** (fmt.emax + 1)
     assert np.isinf(fmt.code_values).any() == fmt.has_inf
-    assert np.isnan(fmt.code_values).any() == fmt.has_nan
+    assert np.isnan(fmt.code_values).any() == (fmt.nan_code is not None)
     assert fmt.nan_code is None or np.isnan(fmt.code_values[fmt.nan_code])
     assert fmt.inf_code is None or fmt.code_values[fmt.inf_code] == np.inf
     for table in (fmt.values, fmt.magnitudes, fmt.code_values):
@@ -192,3 +192,8 @@ def test_the_bias_may_be_set_and_a_name_is_a_string():
     np.testing.assert_array_equal(FloatFormat("mine", 4, 3, bias=9).values, FloatFormat("mine", 4, 3).values / 4)
     with pytest.raises(TypeError, match="name"):
         get_format(8)
+
+
+def test_the_scaling_target_of_a_tiny_format_is_its_largest_value():
+    fmt = FloatFormat("tiny", 4, 3, bias=130)
+    assert fmt.scale_target == fmt.max < 2.0**-64

@@ -34,7 +34,7 @@ def path_of(name: str) -> Path:
 
 
 def difference(name: str, then: Results, now: Results) -> str:
-    """Return what differs between two results of the run ``name``, its files by name; "" where nothing does.
+    """Return the differences between two results of the run ``name`` as a line that names files; "" if there are none.
 
     ``None`` in ``then`` differs from nothing: no machine of the class has recorded the file since it changed.
     """

@@ -157,7 +157,7 @@ def test_shortcuts_of_the_loops_are_taken_only_where_they_change_nothing(name):
 
 
 def by_tensors(*arguments: Any, **options: Any) -> operand.Quantized:
-    """Return what `quantize_operand` makes of tensor operations."""
+    """Return the operand of `quantize_operand`, made by tensor operations."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(operand, "has_loops", lambda t: False)
         return quantize_operand(*arguments, **options)

@@ -76,6 +76,14 @@ def test_compiled_rounding_is_eager_rounding(fmt):
     assert same(torch.compile(round_to_grid, fullgraph=True)(x, constants), round_to_grid(x, constants))
 
 
+def test_a_table_ends_half_of_its_last_spacing_beyond_either_end():
+    few, unsigned = Format.of_values("few", [-1, 0, 4]), Format.of_values("unsigned", [1, 2, 8])
+    x = torch.tensor([-1.5, -1.49, 5.99, 6.0])
+    assert same(quantize(x, few, overflow="overflow"), torch.tensor([torch.nan, -1, 4, torch.nan]))
+    x = torch.tensor([0.5, 0.51, 10.99, 11.0])
+    assert same(quantize(x, unsigned, overflow="overflow"), torch.tensor([torch.nan, 1, 8, torch.nan]))
+
+
 @pytest.mark.parametrize("mode", MODES)
 @over_formats
 def test_each_mode_is_that_of_fractions(fmt, mode):
