@@ -35,6 +35,8 @@ QUANTIZED, PROFILE = {"weights": "quantized"}, {"stiffness": "profile", "knee": 
 #: section.setting -> two values of it, and the settings that it needs beside it
 GIVEN: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "model.width": (32, 96, {}), "model.heads": (1, 4, {}), "model.context": (32, 16, {}),
+    "model.rope_theta": (500.0, 1000.0, {"positions": "rope"}), "model.kv_heads": (1, 2, {}),
+    "model.head_dim": (16, 8, {}), "model.experts": (2, 4, {}),
     "arm.betas": ((0.8, 0.9), (0.7, 0.8), {}), "arm.base": ("madam", "muon", {}), "arm.momentum": (
         0.8, 0.7, {"base": "sgd", "betas": (0.9, 0.999), "stiffness": "ulp", "match_rms": True}),
     "arm.weight_decay": (0.1, 0.2, {"decay": None, "plain_decay": None}),
