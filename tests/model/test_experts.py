@@ -31,6 +31,7 @@ from altgrad.model import QuantizedLinear, Recipe, account, quantize_model, requ
 from altgrad.model.experts import ExpertProduct, QuantizedExperts, quantizable_layers
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.optim import Arm, build_optimizer
+from tests.processes import together
 
 E, HIDDEN, INNER, TOKENS = 4, 64, 32, 72
 CONFIG = {
@@ -275,6 +276,7 @@ def test_a_recipe_for_all_layers_reaches_every_expert(family: str, recwarn: pyte
     assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
     quantizers = [m for m in net.modules() if isinstance(m, Quantizer)]
     assert len({q.first for q in quantizers}) == len(quantizers) > 6 * E
+    assert len({id(q.constants) for q in quantizers}) == 3  # one for each role, for compiled graphs
 
 
 def test_unquantizing_gives_the_model_back() -> None:
@@ -285,7 +287,9 @@ def test_unquantizing_gives_the_model_back() -> None:
     quantize_model(net, RECIPES["tensor"])
     assert [*net.state_dict()] == keys
     assert not torch.equal(net(input_ids=IDS).logits, expected)
-    unquantize_model(net)
+    assert net.training is all(module.training for module in net.modules())
+    unquantize_model(net.eval())
+    assert not any(module.training for module in net.modules())
     assert {name: type(module) for name, module in net.named_modules()} == kinds
     assert all(p is parameters[name] for name, p in net.named_parameters())
     assert torch.equal(net(input_ids=IDS).logits, expected)
@@ -374,6 +378,13 @@ def test_checkpoints_repeat_what_experts_did(way: str, reentrant: bool) -> None:
             net(input_ids=IDS, labels=IDS, use_cache=False).loss.backward()
         found.append({name: p.grad for name, p in net.named_parameters()} | dict(net.named_buffers()))
     same(*found)
+
+
+def test_sharded_by_fsdp2_they_train_as_in_one_process(tmp_path: Path) -> None:
+    from tests.model import sharded_experts  # it imports this module
+
+    work, name = sharded_experts.steps_are_those_of_one_process, "tests.model.sharded_experts"
+    together(work, 2, tmp_path, tmp_path, "MXFP8", loads=name)
 
 
 # --- which rules reach what -------------------------------------------------------------------------------------------
