@@ -81,7 +81,7 @@ class QuantizedExperts(nn.Module):
             weight = plain.get_parameter(name)
             self.products[name] = nn.ModuleList(ExpertProduct(recipe, weight.device) for _ in range(len(weight)))
 
-    @torch.compiler.disable
+    @torch._disable_dynamo  # torch.compiler.disable, which would load the compiler with this module
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return, for each token, the sum of its experts' outputs times their weights.
 
