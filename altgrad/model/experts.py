@@ -177,6 +177,17 @@ def quantizable_layers(model: nn.Module) -> dict[str, Any]:
     return layers
 
 
+def require_of_experts(name: str, spec: LayerRecipe) -> None:
+    """Raise ``ValueError`` if ``spec`` has a setting that the weights of experts cannot have."""
+    settings = {
+        "a torchao recipe": spec.torchao is not None, "backend: native": spec.backend == "native",
+        "a virtual weight": spec.virtual_weight is not None,
+    }  # fmt: skip
+    for setting, has in settings.items():
+        if has:
+            raise ValueError(f"{name} has the weights of experts, which cannot have {setting}; give it another rule")
+
+
 def quantized_experts(experts: nn.Module, recipes: dict[str, LayerRecipe]) -> nn.Module:
     """Return ``experts`` with the parameters named in ``recipes`` quantized; it shares parameters and hooks."""
     return with_hooks_of(experts, QuantizedExperts(experts, recipes)).train(experts.training)

@@ -23,6 +23,7 @@ from altgrad.model.experts import (
     QuantizedExperts,
     quantizable_layers,
     quantized_experts,
+    require_of_experts,
     router_weights,
 )
 from altgrad.model.layers import (
@@ -83,7 +84,7 @@ def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
                 "then by fully_shard"
             )
         if isinstance(layers[name], ExpertWeight):
-            _require_of_experts(name, spec)
+            require_of_experts(name, spec)
         if spec.torchao is None:
             continue
         if is_transposed(layers[name]):
@@ -248,17 +249,6 @@ def _require_no_adapters(model: nn.Module) -> None:
             f"the pattern {EVERY_LAYER!r} would quantize PEFT's adapters too; call quantize_model of "
             "altgrad.integrations.peft, which leaves them and takes the model's own names"
         )
-
-
-def _require_of_experts(name: str, spec: LayerRecipe) -> None:
-    """Raise ``ValueError`` if ``spec`` has a setting that the weights of experts cannot have."""
-    settings = {
-        "a torchao recipe": spec.torchao is not None, "backend: native": spec.backend == "native",
-        "a virtual weight": spec.virtual_weight is not None,
-    }  # fmt: skip
-    for setting, has in settings.items():
-        if has:
-            raise ValueError(f"{name} has the weights of experts, which cannot have {setting}; give it another rule")
 
 
 def _require_most(model: nn.Module) -> None:
