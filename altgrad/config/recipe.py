@@ -10,7 +10,7 @@ A `Rule` is an entry of ``recipes:`` in params.yaml, and of a `Recipe` in Python
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -212,14 +212,18 @@ class Rule(LayerRecipe):
         return LayerRecipe.model_construct(**{name: getattr(self, name) for name in LayerRecipe.model_fields})
 
 
-def last_matching(names: Sequence[str], rules: Iterable[tuple[str, float, T]]) -> dict[str, T]:
+def last_matching(
+    names: Sequence[str], rules: Iterable[tuple[str, float, T]], routers: Collection[str] = ()
+) -> dict[str, T]:  # fmt: skip
     """Return, by name, the value of the last rule that decides the name; names that no rule decides are left out.
 
-    A rule is (glob, share, value). Of the names that match the glob, it decides the last ``share``, rounded up.
+    A rule is (glob, share, value). Of the names that match the glob, it decides the last ``share``, rounded up. A rule
+    that matches any other name decides none of ``routers``.
     """
     values: dict[str, T] = {}
     for pattern, share, value in rules:
         hits = [name for name in names if fnmatchcase(name, pattern)]
+        hits = [name for name in hits if name not in routers] or hits
         values.update(dict.fromkeys(hits[-math.ceil(len(hits) * share) :], value))
     return values
 
@@ -305,8 +309,10 @@ class Recipe(Settings):
         rules += [Rule(layers=layers, required=False, **head) for layers in HEADS]
         return cls(rules=tuple(rules))
 
-    def match(self, layers: Iterable[str]) -> dict[str, LayerRecipe]:
+    def match(self, layers: Iterable[str], routers: Collection[str] = ()) -> dict[str, LayerRecipe]:
         """Return, by name, the recipe of each layer that is quantized or has a virtual weight.
+
+        ``routers``: layers that choose experts. Only a rule whose pattern matches routers alone decides them.
 
         Raises ``ValueError`` when a required pattern matches none of the names ``layers``.
         """
@@ -315,7 +321,7 @@ class Recipe(Settings):
             if rule.required and not any(fnmatchcase(name, rule.layers) for name in names):
                 such = f"; one that the model has is {names[0]}" if names else "; the model has no linear layer"
                 raise ValueError(f"pattern {rule.layers!r} matches no layer{did_you_mean(rule.layers, names, such)}")
-        matched = last_matching(names, ((rule.layers, rule.last, rule.layer) for rule in self.rules))
+        matched = last_matching(names, ((rule.layers, rule.last, rule.layer) for rule in self.rules), routers)
         kept = [name for name in names if name in matched]
         return {name: found for name in kept if (found := matched[name]).quantizes or found.virtual_weight}
 

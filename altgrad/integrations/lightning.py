@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from altgrad.integrations.recorder import Recorder
-from altgrad.model import Recipe, layer_recipe, linear_layers, quantize_model
+from altgrad.model import Recipe, layer_recipe, quantizable_layers, quantize_model
 
 
 class QuantizeCallback(Callback):
@@ -27,7 +27,7 @@ class QuantizeCallback(Callback):
 
     def setup(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         """Quantize ``module`` in place, unless one of its layers is quantized already."""
-        if not any(layer_recipe(layer) for layer in linear_layers(module).values()):
+        if not any(layer_recipe(layer) for layer in quantizable_layers(module).values()):
             quantize_model(module, self._recipe, seed=self._seed)
 
 

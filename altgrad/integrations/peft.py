@@ -11,8 +11,9 @@ from peft.tuners.lora import Linear, LoraLayer
 from peft.utils import ModulesToSaveWrapper
 from torch import nn
 
-from altgrad.model import QuantizedLinear, Recipe, linear_layers
+from altgrad.model import QuantizedLinear, Recipe, quantizable_layers
 from altgrad.model import quantize_model as quantize_plain_model
+from altgrad.model.experts import router_weights
 from altgrad.model.surgery import set_streams
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -63,9 +64,11 @@ def quantize_model(model: Model, recipe: Recipe, *, seed: int = 0) -> Model:
     """
     name_before = _names_before_peft(model)
     adapters = tuple(f"{name}.lora_" for name, module in model.named_modules() if isinstance(module, LoraLayer))
-    layers = [name for name in linear_layers(model) if not name.startswith(adapters)]
+    layers = {name: layer for name, layer in quantizable_layers(model).items() if not name.startswith(adapters)}
     names = {name: name_before(name).removesuffix(BASE) for name in layers}
-    matched = recipe.match(dict.fromkeys(names.values()))
+    of_routers = router_weights(model)
+    routers = {names[name] for name, layer in layers.items() if layer.weight in of_routers}
+    matched = recipe.match(dict.fromkeys(names.values()), routers)
     rules = [matched[before].on(name) for name, before in names.items() if before in matched]
     quantize_plain_model(model, Recipe(rules=tuple(rules)), seed=seed)
     set_streams(model, seed, name_of=name_before)

@@ -28,7 +28,7 @@ from altgrad.config.schema import Divergence, MonitorSettings
 from altgrad.config.tasks import HISTORY
 from altgrad.diagnostics.diagnose import SCHEMA
 from altgrad.formats import definition
-from altgrad.model import layer_recipe, linear_layers, matrix_of, virtual_weight
+from altgrad.model import layer_recipe, linear_layers, matrix_of, quantizable_layers, virtual_weight
 from altgrad.optim import ArmOptimizer
 from altgrad.training import machine
 from altgrad.training.evaluation import perplexity
@@ -230,7 +230,7 @@ class Recorder:
         evaluated = [(row[VAL_LOSS], row[STEP]) for row in history if row[VAL_LOSS] is not None]
         best, best_step = min(evaluated, default=(None, None))
         val_loss = evaluated[-1][0] if evaluated and not tracker.diverged else None
-        quantized = {layer.weight for layer in linear_layers(self.model).values() if layer_recipe(layer)}
+        quantized = {layer.weight for layer in quantizable_layers(self.model).values() if layer_recipe(layer)}
         return {
             **{name: settings[name] for name in ("key", "format", "optimizer", "seed", "lr_scale")},
             "outcome": tracker.outcome, "signature": tracker.signature, "outcome_step": tracker.outcome_step,
@@ -258,7 +258,7 @@ def _settings(model: nn.Module, optimizer: ArmOptimizer, identity: dict[str, Any
     Raises ``ValueError`` for a name that cannot be in a file's name.
     """
     GridSettings(**{LISTS[name]: [value] for name, value in identity.items()})  # checks the names
-    layers = linear_layers(model)
+    layers = quantizable_layers(model)
     rules = [recipe.on(name) for name, layer in layers.items() if (recipe := layer_recipe(layer)) is not None]
     tensors = [tensor for rule in rules for tensor in rule.tensors().values() if tensor is not None]
     tensors += [tensor for layer in layers.values() if (tensor := virtual_weight(layer))]

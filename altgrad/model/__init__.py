@@ -2,6 +2,7 @@
 
 from altgrad.config.recipe import LayerRecipe, Recipe, Rule, TensorRecipe
 from altgrad.model.account import Account, account
+from altgrad.model.experts import quantizable_layers
 from altgrad.model.gpt import GPT, GPTConfig
 from altgrad.model.layers import embedded_weights, layer_recipe, linear_layers, matrix_of, virtual_weight
 from altgrad.model.published import load_published, save_published
@@ -24,6 +25,7 @@ __all__ = [
     "load_published",
     "matched_layers",
     "matrix_of",
+    "quantizable_layers",
     "quantize_model",
     "requantize_model",
     "save_published",

@@ -20,16 +20,8 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from altgrad.config.recipe import ROLES
-from altgrad.model.gpt import Router
-from altgrad.model.layers import (
-    Adapter,
-    embedded_weights,
-    has_own_forward,
-    is_linear,
-    layer_recipe,
-    linear_layers,
-    virtual_weight,
-)
+from altgrad.model.experts import is_experts, quantizable_layers, router_weights
+from altgrad.model.layers import Adapter, embedded_weights, has_own_forward, is_linear, layer_recipe, virtual_weight
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 ELEMENTWISE = (nn.LayerNorm, nn.RMSNorm)  # their parameters may be matrices, and are in no product
@@ -45,7 +37,7 @@ class Account:
     """The result of :func:`account`; ``str`` makes a table. Layers whose names differ only in numbers share a row.
 
     Attributes:
-        quantized: layer -> role -> name of its format, ``None`` if the role is not quantized.
+        quantized: layer or weight of experts -> role -> name of its format, ``None`` if the role is not quantized.
         left: layer, embedding or parameter -> why it is not quantized.
         unknown: parameter in ``left`` that may be in a product which no recipe reaches -> class of its module.
         shares: ``quantized`` or ``unknown`` -> its share of all elements of weights in products, 0 to 1.
@@ -82,26 +74,30 @@ def account(model: nn.Module) -> Account:
     A layer counts as not quantized if a module around it multiplies with its weight and never calls the layer.
     """
     readers = _readers(model)
-    layers = {name: layer for name, layer in linear_layers(model).items() if name not in readers or readers[name].calls}
+    found = quantizable_layers(model)
+    layers = {name: layer for name, layer in found.items() if name not in readers or readers[name].calls}
     quantized = {name: recipe.format_names() for name, layer in layers.items() if (recipe := layer_recipe(layer))}
-    left = {}
+    left, routers = {}, router_weights(model)
     for name, layer in layers.items():
         if virtual_weight(layer):
             left[name] = "virtual: its optimizer sees the format, no product does"
         elif name not in quantized:
-            left[name] = "no rule quantizes it"
+            is_router = layer.weight in routers
+            left[name] = "router: only a rule for routers alone quantizes it" if is_router else "no rule quantizes it"
     for name, module in model.named_modules():
         if isinstance(module, EMBEDDINGS) and name not in readers:
             left[name] = "looked up, no product"
-        elif isinstance(module, Router):
-            left[name] = "a router, in float32 in every recipe"
     for name, reader in readers.items():
         left[f"{name}.weight"] = f"{type(reader.module).__name__} multiplies with it itself, past the layer"
     unknown = dict(_unknown(model, layers, readers))
+    weights = {layer.weight for layer in layers.values()}
+    for name in [name for name, (parameter, _) in unknown.items() if parameter in routers]:
+        parameter, module = unknown.pop(name)
+        weights.add(parameter)
+        left[name] = f"{type(module).__name__}: a router, which stays in high precision"
     for name, (_, module) in unknown.items():
         why = "its forward is not nn.Linear's" if has_own_forward(module) else "its products are not known"
         left.setdefault(name, f"{type(module).__name__}: {why}")
-    weights = {layer.weight for layer in layers.values()}
     done = sum(w.numel() for w in {layers[name].weight for name in quantized})
     out_of_reach = sum(p.numel() for p, _ in unknown.values())
     total = max(1, sum(w.numel() for w in weights) + out_of_reach)
@@ -132,7 +128,7 @@ def _unknown(
             yield f"{name}.weight", (weight, reader.module)
     seen |= embedded_weights(model)
     for prefix, module in model.named_modules():
-        if is_linear(module) or isinstance(module, (*EMBEDDINGS, *ELEMENTWISE, Adapter, Router)):
+        if is_linear(module) or is_experts(module) or isinstance(module, (*EMBEDDINGS, *ELEMENTWISE, Adapter)):
             continue
         for name, parameter in module.named_parameters(recurse=False):
             if parameter.ndim >= 2 and parameter not in seen:

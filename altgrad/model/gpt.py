@@ -265,7 +265,8 @@ class Mixture(nn.Module):
         assert penalty is not None, "the forward pass in training sets it"
         return penalty
 
-    @torch.compiler.disable  # a graph would be compiled anew for each number of an expert's tokens
+    # A graph would be compiled anew for each number of an expert's tokens. torch.compiler.disable loads the compiler.
+    @torch._disable_dynamo
     def _mixed(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         order = chosen.flatten().argsort(stable=True)
         tokens = order // chosen.shape[1]

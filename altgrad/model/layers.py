@@ -114,9 +114,9 @@ def virtual_weight(layer: nn.Module) -> TensorRecipe | None:
 def quantized_layer(layer: nn.Module, recipe: LayerRecipe) -> nn.Module:
     """Return a layer quantized by ``recipe`` that shares the parameters and the hooks of ``layer``."""
     if recipe.torchao is None:
-        return _with_hooks_of(layer, QuantizedLinear.from_linear(layer, recipe, transposed=is_transposed(layer)))
+        return with_hooks_of(layer, QuantizedLinear.from_linear(layer, recipe, transposed=is_transposed(layer)))
     assert isinstance(layer, nn.Linear)  # `matched_layers` refuses others
-    return _with_hooks_of(layer, torchao_linear(layer, recipe))
+    return with_hooks_of(layer, torchao_linear(layer, recipe))
 
 
 def plain_layer(layer: QuantizedLinear | nn.Linear) -> nn.Module:
@@ -125,14 +125,14 @@ def plain_layer(layer: QuantizedLinear | nn.Linear) -> nn.Module:
         plain = layer.replaced[0]
     else:
         fresh = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
-        plain = _with_hooks_of(layer, fresh)
+        plain = with_hooks_of(layer, fresh)
     plain.train(layer.training)
     for name, parameter in zip(("weight", "bias"), weight_and_bias(layer), strict=True):
         plain.register_parameter(name, parameter)
     return plain
 
 
-def _with_hooks_of(layer: nn.Module, replacement: nn.Module) -> nn.Module:
+def with_hooks_of(layer: nn.Module, replacement: nn.Module) -> nn.Module:
     """Put the hooks on calls of ``layer`` ahead of the hooks of ``replacement``; return ``replacement``.
 
     Both share the dictionaries of hooks, so a hook's handle removes the hook from both.

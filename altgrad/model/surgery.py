@@ -18,10 +18,17 @@ from torch import Tensor, nn
 from altgrad.config.recipe import LayerRecipe, Recipe
 from altgrad.formats import Format
 from altgrad.model.account import account
+from altgrad.model.experts import (
+    ExpertWeight,
+    QuantizedExperts,
+    quantizable_layers,
+    quantized_experts,
+    require_of_experts,
+    router_weights,
+)
 from altgrad.model.layers import (
     is_transposed,
     layer_recipe,
-    linear_layers,
     plain_layer,
     quantized_layer,
     virtual_weight,
@@ -33,7 +40,7 @@ from altgrad.model.quantized.data_parallel import (
     require_resharding,
     share_rows,
 )
-from altgrad.model.quantized.linear import QuantizedLinear
+from altgrad.model.quantized.linear import QuantizedLinear, QuantizedProduct
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.model.torchao import require_as_stated
 
@@ -60,21 +67,24 @@ def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
     - if a pattern matches no layer, or ``*`` leaves out most of the weights in products or meets PEFT's adapters;
     - if a layer's weight is split over processes already;
     - if torchao cannot take a layer: a ``Conv1D``, or a size not divisible by 16, on every device alike;
+    - if a rule has torchao, the native backend or a virtual weight for the weights of experts;
     - if the installed torchao quantizes differently from its recipe.
     """
     if not isinstance(recipe, Recipe):
         raise TypeError(f"expected a Recipe, such as Recipe.uniform('E4M3'), got {recipe!r}")
-    layers = linear_layers(model)
+    layers, routers = quantizable_layers(model), router_weights(model)
     if any(rule.layers == EVERY_LAYER and rule.layer.quantizes for rule in recipe.rules):
         _require_no_adapters(model)
         _require_most(model)
-    matched = recipe.match(layers)
+    matched = recipe.match(layers, {name for name, layer in layers.items() if layer.weight in routers})
     for name, spec in matched.items():
         if is_sharded(layers[name].weight):
             raise ValueError(
                 f"the weight of layer {name} is split over processes already: quantize the model first, and shard it "
                 "then by fully_shard"
             )
+        if isinstance(layers[name], ExpertWeight):
+            require_of_experts(name, spec)
         if spec.torchao is None:
             continue
         if is_transposed(layers[name]):
@@ -95,7 +105,7 @@ def quantize_model(
     model: Model, recipe: Recipe, *, seed: int = 0, sync_amax: bool = False, gather_codes: bool = False,
     verbose: bool = False,
 ) -> Model:  # fmt: skip
-    """Replace the linear layers that ``recipe`` matches, in place, and return ``model``.
+    """Replace the linear layers and the experts that ``recipe`` matches, in place, and return ``model``.
 
     Parameters, their ties (an embedding and a head), optimizers that hold them, and hooks on the layers' calls stay
     valid. A layer at several places in the model is replaced at each. Other modules do not change. A layer with a
@@ -116,16 +126,25 @@ def quantize_model(
     Warns if the pattern ``*`` leaves out weights in modules whose products are not known. Raises ``ValueError`` as
     :func:`matched_layers` does, and if the model is already quantized.
     """
-    layers = linear_layers(model)
+    layers = quantizable_layers(model)
     done = [name for name, layer in layers.items() if layer_recipe(layer) or virtual_weight(layer)]
     if done:
         raise ValueError(f"the model is already quantized (layer {done[0]}); quantize a fresh one")
     if sync_amax and not dist.is_initialized():
         raise ValueError("sync_amax needs torch.distributed.init_process_group before the model is quantized")
     replaced: dict[nn.Module, nn.Module] = {}
+    of_experts: dict[nn.Module, dict[str, LayerRecipe]] = {}
     for name, spec in matched_layers(model, recipe).items():
         if not name:
             raise ValueError("the model is itself a linear layer; put it in a module to quantize it")
+        if isinstance(layers[name], ExpertWeight):
+            if sync_amax or gather_codes:
+                raise ValueError(
+                    f"{'sync_amax' if sync_amax else 'gather_codes'} is for linear layers, and {name} has the weights "
+                    "of experts, which get other tokens in each process; leave it out"
+                )
+            of_experts.setdefault(layers[name].experts, {})[layers[name].name] = spec
+            continue
         if gather_codes:
             require_codes_suffice(name, spec)
         if sync_amax and spec.grad is not None and spec.grad.rounding == "MS-EDEN":
@@ -134,6 +153,7 @@ def quantize_model(
             layers[name].virtual_weight = spec.virtual_weight
         else:
             replaced[layers[name]] = quantized_layer(layers[name], spec).train(layers[name].training)
+    replaced |= {experts: quantized_experts(experts, recipes) for experts, recipes in of_experts.items()}
     _replace(model, replaced)
     _share_constants(model)
     set_streams(model, seed)
@@ -150,8 +170,11 @@ def quantize_model(
 def unquantize_model(model: Model) -> Model:
     """Undo :func:`quantize_model`, in place, with plain layers on the same parameters; return ``model``."""
     replaced: dict[nn.Module, nn.Module] = {}
-    for layer in linear_layers(model).values():
-        if layer_recipe(layer) is not None:
+    for layer in quantizable_layers(model).values():
+        if isinstance(layer, ExpertWeight):
+            if isinstance(layer.experts, QuantizedExperts):
+                replaced[layer.experts] = layer.experts.unquantized()
+        elif layer_recipe(layer) is not None:
             if isinstance(layer.weight, ByCodes):
                 torch.utils.swap_tensors(layer.weight, nn.Parameter(layer.weight.master))
             replaced[layer] = plain_layer(layer)
@@ -258,7 +281,7 @@ def _share_constants(model: nn.Module) -> None:
     """Make quantizers with the same role, format and kind of scale share one constants tensor, for compiled graphs."""
     shared: dict[tuple[str, Format, str], Tensor] = {}
     for layer in model.modules():
-        if isinstance(layer, QuantizedLinear):
+        if isinstance(layer, QuantizedProduct):
             for role, module in layer.quantizers.items():
                 quantizer = cast("Quantizer", module)
                 alike = role, quantizer.recipe.format, quantizer.recipe.scale

@@ -37,84 +37,42 @@ def exact_in_bfloat16(format: Format, scales: Format | None = None) -> bool:
     return format.fits(*BFLOAT16, scales=scales)
 
 
-class QuantizedLinear(nn.Module):
-    """A linear layer that quantizes its weight, its input and the gradient of its output.
+class QuantizedProduct(nn.Module):
+    """A product ``x @ matrix.T`` that quantizes the matrix, ``x`` and the gradient of the result by ``recipe``.
 
-    It shares the parameters that it is given: ``weight`` (out_features, in_features), or (in, out) if ``transposed``,
-    and ``bias``. The weight is the float32 master weight, quantized anew in every forward pass. The output has
-    autocast's dtype, or the input's without autocast; with ``accumulate: float32`` it is float32.
+    It keeps the state of the three tensors, and no parameter. The matrix is quantized anew in every forward pass.
     """
 
-    def __init__(
-        self, weight: nn.Parameter, bias: nn.Parameter | None, recipe: LayerRecipe, *, transposed: bool = False
-    ) -> None:
+    def __init__(self, recipe: LayerRecipe, device: torch.device) -> None:
         super().__init__()
-        self.weight = weight
-        self.bias = bias
         self.recipe = recipe
-        self.transposed = transposed
         specs = {role: spec for role, spec in recipe.tensors().items() if spec is not None}
         native = recipe.backend == "native"
         self.quantizers = nn.ModuleDict({role: Quantizer(spec, native) for role, spec in specs.items()})
-        self.quantizers.to(weight.device)
+        self.quantizers.to(device)
         self.passes = CheckpointedPasses()
         self.exact = all(
             exact_in_bfloat16(spec.format, spec.block_scale) and not (spec.keeps_scales and spec.scale == "float32")
             for spec in specs.values()
         )
-        self._managed_by_fsdp = False
-        self.replaced: tuple[nn.Module, ...] = ()  # the plain layer, in a tuple so that it is no submodule
 
-    @classmethod
-    def from_linear(cls, linear: nn.Module, recipe: LayerRecipe, *, transposed: bool = False) -> QuantizedLinear:
-        """Return a quantized layer that shares the parameters of ``linear``; its ``replaced`` is ``(linear,)``.
+    def multiplied(self, x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+        """Return ``x @ matrix.T + bias`` for ``x`` (..., in_features) and ``matrix`` (out_features, in_features).
 
-        ``transposed``: ``linear`` stores its weight as (in, out).
+        The result has autocast's dtype, or that of ``x`` without autocast; with ``accumulate: float32`` it is float32.
         """
-        layer = cls(*weight_and_bias(linear), recipe, transposed=transposed)
-        layer.replaced = (linear,)
-        return layer
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
-        weight = self.quantizer("weight")
-        if weight is not None and weight.holds and prefix + "weight" in state_dict:
-            amax = state_dict.get(prefix + "quantizers.weight.history", self.weight.detach().abs().amax())
-            weight.follow(amax)
-        # A checkpoint assigned to a model on the meta device brings parameters, and no constants.
-        if any(buffer.is_meta for buffer in self.quantizers.buffers()) and not self.weight.is_meta:
-            self.quantizers.to_empty(device=self.weight.device)
-
-    @property
-    def in_features(self) -> int:
-        """Size of each input vector."""
-        return self._matrix(self.weight).shape[1]
-
-    @property
-    def out_features(self) -> int:
-        """Size of each output vector."""
-        return self._matrix(self.weight).shape[0]
-
-    def _matrix(self, weight: Tensor) -> Tensor:
-        """Return the stored ``weight`` as (out_features, in_features)."""
-        return weight.t() if self.transposed else weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``x @ weight.T + bias`` for ``x`` of shape (..., in_features)."""
-        if x.is_nested:
-            raise RuntimeError(
-                "a quantized layer takes no nested tensors: pad them; quantize an nn.TransformerEncoder as a whole, or "
-                "make it with enable_nested_tensor=False"
-            )
         device = x.device.type
         autocast = torch.is_autocast_enabled(device)
         compute_dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
-        # Read once: a parametrization, such as spectral_norm, computes another weight at each reading.
-        weight = self._matrix(self.weight)
-        y = self._product(x.reshape(-1, x.shape[-1]), weight, self.settings(compute_dtype, device))
-        if self.bias is not None:
-            y = y + self.bias.to(y.dtype)
+        y = self._product(x.reshape(-1, x.shape[-1]), matrix, self.settings(compute_dtype, device))
+        if bias is not None:
+            y = y + bias.to(y.dtype)
         return y.reshape(*x.shape[:-1], y.shape[-1])
+
+    def load_constants(self, weight: Tensor) -> None:
+        """Make constants on the device of ``weight`` if a checkpoint brought it to a model on the meta device."""
+        if any(buffer.is_meta for buffer in self.quantizers.buffers()) and not weight.is_meta:
+            self.quantizers.to_empty(device=weight.device)
 
     def settings(self, compute_dtype: torch.dtype, device: str = "cpu") -> MatmulSettings:
         """Return the settings of a forward pass on a device of type ``device``, such as ``"cuda"``.
@@ -172,20 +130,6 @@ class QuantizedLinear(nn.Module):
 
     def __prepare_scriptable__(self) -> Any:  # torch.jit.script asks for it
         raise RuntimeError(NO_SCRIPT)
-
-    @property
-    def _is_fsdp_managed_module(self) -> bool:
-        """The mark that FSDP1 and FSDP2 set on the modules that they manage."""
-        return self._managed_by_fsdp
-
-    @_is_fsdp_managed_module.setter
-    def _is_fsdp_managed_module(self, managed: bool) -> None:
-        if managed and not is_sharded(self.weight):
-            raise RuntimeError(
-                "FullyShardedDataParallel flattens weights, whose rows a quantized layer and its optimizer need: shard "
-                "the model by torch.distributed.fsdp.fully_shard (FSDP2; in Accelerate fsdp_version=2)"
-            )
-        self._managed_by_fsdp = managed
 
     def _product(self, x: Tensor, matrix: Tensor, settings: MatmulSettings) -> Tensor:
         if torch.jit.is_tracing():
@@ -247,6 +191,80 @@ class QuantizedLinear(nn.Module):
             return Operands(forward, forward)
         t, free = (x, False) if rotates else owned(x)
         return Operands(forward, Operand.of(t, scaling, state, 0, dtype, overwrite=free, rotate=rotates))
+
+
+class QuantizedLinear(QuantizedProduct):
+    """A linear layer that quantizes its weight, its input and the gradient of its output.
+
+    It shares the parameters that it is given: ``weight`` (out_features, in_features), or (in, out) if ``transposed``,
+    and ``bias``. The weight is the float32 master weight.
+    """
+
+    def __init__(
+        self, weight: nn.Parameter, bias: nn.Parameter | None, recipe: LayerRecipe, *, transposed: bool = False
+    ) -> None:
+        super().__init__(recipe, weight.device)
+        self.weight = weight
+        self.bias = bias
+        self.transposed = transposed
+        self._managed_by_fsdp = False
+        self.replaced: tuple[nn.Module, ...] = ()  # the plain layer, in a tuple so that it is no submodule
+
+    @classmethod
+    def from_linear(cls, linear: nn.Module, recipe: LayerRecipe, *, transposed: bool = False) -> QuantizedLinear:
+        """Return a quantized layer that shares the parameters of ``linear``; its ``replaced`` is ``(linear,)``.
+
+        ``transposed``: ``linear`` stores its weight as (in, out).
+        """
+        layer = cls(*weight_and_bias(linear), recipe, transposed=transposed)
+        layer.replaced = (linear,)
+        return layer
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        weight = self.quantizer("weight")
+        if weight is not None and weight.holds and prefix + "weight" in state_dict:
+            amax = state_dict.get(prefix + "quantizers.weight.history", self.weight.detach().abs().amax())
+            weight.follow(amax)
+        self.load_constants(self.weight)
+
+    @property
+    def in_features(self) -> int:
+        """Size of each input vector."""
+        return self._matrix(self.weight).shape[1]
+
+    @property
+    def out_features(self) -> int:
+        """Size of each output vector."""
+        return self._matrix(self.weight).shape[0]
+
+    def _matrix(self, weight: Tensor) -> Tensor:
+        """Return the stored ``weight`` as (out_features, in_features)."""
+        return weight.t() if self.transposed else weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x @ weight.T + bias`` for ``x`` of shape (..., in_features)."""
+        if x.is_nested:
+            raise RuntimeError(
+                "a quantized layer takes no nested tensors: pad them; quantize an nn.TransformerEncoder as a whole, or "
+                "make it with enable_nested_tensor=False"
+            )
+        # Read once: a parametrization, such as spectral_norm, computes another weight at each reading.
+        return self.multiplied(x, self._matrix(self.weight), self.bias)
+
+    @property
+    def _is_fsdp_managed_module(self) -> bool:
+        """The mark that FSDP1 and FSDP2 set on the modules that they manage."""
+        return self._managed_by_fsdp
+
+    @_is_fsdp_managed_module.setter
+    def _is_fsdp_managed_module(self, managed: bool) -> None:
+        if managed and not is_sharded(self.weight):
+            raise RuntimeError(
+                "FullyShardedDataParallel flattens weights, whose rows a quantized layer and its optimizer need: shard "
+                "the model by torch.distributed.fsdp.fully_shard (FSDP2; in Accelerate fsdp_version=2)"
+            )
+        self._managed_by_fsdp = managed
 
     def extra_repr(self) -> str:
         """Sizes and formats, for ``print(model)``."""
