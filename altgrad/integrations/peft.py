@@ -65,7 +65,7 @@ def quantize_model(model: Model, recipe: Recipe, *, seed: int = 0) -> Model:
     adapters = tuple(f"{name}.lora_" for name, module in model.named_modules() if isinstance(module, LoraLayer))
     layers = [name for name in linear_layers(model) if not name.startswith(adapters)]
     names = {name: name_before(name).removesuffix(BASE) for name in layers}
-    matched = recipe.match(dict.fromkeys(names.values()))
+    matched = recipe.match(dict.fromkeys(names.values()), products=())
     rules = [matched[before].on(name) for name, before in names.items() if before in matched]
     quantize_plain_model(model, Recipe(rules=tuple(rules)), seed=seed)
     set_streams(model, seed, name_of=name_before)

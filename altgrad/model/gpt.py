@@ -4,7 +4,8 @@ Pre-norm blocks, learned positions, GELU, causal scaled-dot-product attention, a
 default no biases and no dropout (Radford et al. 2019). From Karpathy's nanoGPT: initial standard deviation 0.02,
 residual projections scaled by 1/sqrt(2 * layers). Every matrix product with a weight is an ``nn.Linear`` with a name
 that a recipe can address: ``blocks.<n>.attn.qkv``, ``blocks.<n>.attn.out``, ``blocks.<n>.mlp.up``,
-``blocks.<n>.mlp.down`` and ``head``.
+``blocks.<n>.mlp.down`` and ``head``. So are attention's own products, ``blocks.<n>.attn.scores`` and
+``blocks.<n>.attn.values``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from altgrad.model.layers import linear_layers
+from altgrad.model.quantized.attention import LARGEST_PROBABILITY, Product, attend, is_quantized
 from altgrad.numerics.compile_utils import materialized
 
 INITIAL_STD = 0.02
@@ -65,6 +67,7 @@ class Attention(nn.Module):
         self.dropout = config.dropout
         self.qkv = nn.Linear(config.width, 3 * config.width, bias=config.bias)
         self.out = nn.Linear(config.width, config.width, bias=config.bias)
+        self.scores, self.values = Product(), Product(left_amax=LARGEST_PROBABILITY)
 
     def split(self, qkv: Tensor) -> Tensor:
         """Return queries, keys and values (3, batch, heads, length, width / heads) of (batch, length, 3 width)."""
@@ -74,12 +77,16 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         batch, length, width = x.shape
         q, k, v = self.split(self.qkv(x))
-        dropout = self.dropout if self.training else 0.0
-        if mask is None:
-            y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        else:
-            y = _plain_attention(q, k, v, mask, dropout)
+        y = self._attend(q, k, v, mask, self.dropout if self.training else 0.0)
         return self.out(y.transpose(1, 2).reshape(batch, length, width))
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
+        if is_quantized(self.scores, self.values):
+            mask = _later_masked(torch.arange(q.shape[-2], device=q.device)) if mask is None else mask
+            return attend((self.scores, self.values), q, k, v, mask, q.shape[-1] ** -0.5, dropout).to(q.dtype)
+        if mask is None:
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        return _plain_attention(q, k, v, mask, dropout)
 
 
 def _plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float) -> Tensor:
@@ -100,8 +107,14 @@ def _causal_mask(positions: Tensor) -> Tensor | None:
     """
     if positions.device.type != "cpu" or len(positions) > SHORT_CONTEXT:
         return None
+    return _later_masked(positions)
+
+
+def _later_masked(positions: Tensor) -> Tensor:
+    """Return float32 (length, length): -inf where the column's position is after the row's, else 0."""
     later = positions > positions[:, None]
-    return materialized(torch.zeros(later.shape, dtype=torch.float32).masked_fill(later, -math.inf))
+    zeros = torch.zeros(later.shape, dtype=torch.float32, device=positions.device)
+    return materialized(zeros.masked_fill(later, -math.inf))
 
 
 class MLP(nn.Module):

@@ -8,7 +8,8 @@ into a new ``nn.Linear``.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
 from typing import Any, TypeVar, cast
 
 import torch
@@ -18,7 +19,9 @@ from torch import Tensor, nn
 from altgrad.config.recipe import LayerRecipe, Recipe
 from altgrad.formats import Format
 from altgrad.model.account import account
+from altgrad.model.interface import adopt, give_back, interface_products, pretrained_models
 from altgrad.model.layers import (
+    attention_products,
     is_transposed,
     layer_recipe,
     linear_layers,
@@ -33,7 +36,7 @@ from altgrad.model.quantized.data_parallel import (
     require_resharding,
     share_rows,
 )
-from altgrad.model.quantized.linear import QuantizedLinear
+from altgrad.model.quantized.linear import QuantizedLinear, QuantizedModule
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.model.torchao import require_as_stated
 
@@ -53,11 +56,12 @@ BEFORE, RESIZE = "fast_path_of_plain_layers", "resize_token_embeddings"
 
 
 def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
-    """Return dotted name -> recipe, for each layer of ``model`` that ``recipe`` quantizes or makes virtual.
+    """Return dotted name -> recipe, for each layer or product that ``recipe`` quantizes or makes virtual in ``model``.
 
     Raises ``TypeError`` if ``recipe`` is no `Recipe`, and ``ValueError``
 
-    - if a pattern matches no layer, or ``*`` leaves out most of the weights in products or meets PEFT's adapters;
+    - if a pattern matches no layer and no product of attention, or a product that a model computes in its own way;
+    - if ``*`` leaves out most of the weights in products or meets PEFT's adapters;
     - if a layer's weight is split over processes already;
     - if torchao cannot take a layer: a ``Conv1D``, or a size not divisible by 16, on every device alike;
     - if the installed torchao quantizes differently from its recipe.
@@ -68,8 +72,10 @@ def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
     if any(rule.layers == EVERY_LAYER and rule.layer.quantizes for rule in recipe.rules):
         _require_no_adapters(model)
         _require_most(model)
-    matched = recipe.match(layers)
+    matched = recipe.match(layers, _product_names(model, recipe, layers))
     for name, spec in matched.items():
+        if name not in layers:
+            continue
         if is_sharded(layers[name].weight):
             raise ValueError(
                 f"the weight of layer {name} is split over processes already: quantize the model first, and shard it "
@@ -97,6 +103,10 @@ def quantize_model(
 ) -> Model:  # fmt: skip
     """Replace the linear layers that ``recipe`` matches, in place, and return ``model``.
 
+    Attention's products are replaced alike if a rule names them, ``blocks.*.attn.scores`` or in transformers
+    ``model.layers.*.self_attn.scores`` (see ATTENTION.md). A transformers model then has the attention implementation
+    ``altgrad`` in all its layers.
+
     Parameters, their ties (an embedding and a head), optimizers that hold them, and hooks on the layers' calls stay
     valid. A layer at several places in the model is replaced at each. Other modules do not change. A layer with a
     virtual weight is only marked, for :func:`virtual_weight`. A torchao layer is made for the device of its weight (see
@@ -118,12 +128,23 @@ def quantize_model(
     """
     layers = linear_layers(model)
     done = [name for name, layer in layers.items() if layer_recipe(layer) or virtual_weight(layer)]
+    done += [name for name, product in attention_products(model).items() if layer_recipe(product)]
     if done:
         raise ValueError(f"the model is already quantized (layer {done[0]}); quantize a fresh one")
     if sync_amax and not dist.is_initialized():
         raise ValueError("sync_amax needs torch.distributed.init_process_group before the model is quantized")
     replaced: dict[nn.Module, nn.Module] = {}
-    for name, spec in matched_layers(model, recipe).items():
+    matched = matched_layers(model, recipe)
+    if not interface_products(model).keys().isdisjoint(matched):
+        adopt(model)
+    for name, spec in matched.items():
+        if name not in layers:
+            if sync_amax and any(t is not None and t.granularity == "head" for t in spec.tensors().values()):
+                raise ValueError(f"sync_amax has no scales of heads, which {name} has; take granularity tensor")
+            product = model.get_submodule(name)
+            device = next(model.get_submodule(name.rpartition(".")[0]).parameters()).device
+            replaced[product] = quantized_layer(product, spec).train(product.training).to(device)
+            continue
         if not name:
             raise ValueError("the model is itself a linear layer; put it in a module to quantize it")
         if gather_codes:
@@ -157,7 +178,9 @@ def unquantize_model(model: Model) -> Model:
             replaced[layer] = plain_layer(layer)
         elif virtual_weight(layer):
             del layer.virtual_weight
+    replaced |= {p: plain_layer(cast("Any", p)) for p in attention_products(model).values() if layer_recipe(p)}
     _replace(model, replaced)
+    give_back(model)
     for module in model.modules():  # undo `_adapt_surroundings`
         for kind, (name, _) in FAST_PATHS.items():
             if isinstance(module, kind) and BEFORE in vars(module):
@@ -198,6 +221,30 @@ def set_streams(
     numbers: dict[str, int] = {}
     for name, quantizer in _quantizers(model).items():
         quantizer.count_from(seed, numbers.setdefault(name_of(name), first + len(numbers)))
+
+
+def _product_names(model: nn.Module, recipe: Recipe, layers: Iterable[str]) -> list[str]:
+    """Return the names of attention's products in ``model``; none if no rule is for them.
+
+    Raises ``ValueError`` if a rule is for a product that the model computes in its own way.
+    """
+    rules = [rule for rule in recipe.rules if rule.reaches_products]
+    if not rules:
+        return []
+    found = interface_products(model)
+    for name, why in found.items():
+        if why is not None and any(fnmatchcase(name, rule.layers) for rule in rules):
+            kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
+            raise ValueError(f"no rule can quantize {name}: {kind} {why}; leave it out of the pattern")
+    names = [*attention_products(model), *found]
+    if not names and (models := pretrained_models(model)):
+        for rule in rules:
+            if not any(fnmatchcase(name, rule.layers) for name in layers):
+                raise ValueError(
+                    f"{type(models[0]).__name__} computes attention in its own way, past the attention interface of "
+                    f"transformers, so pattern {rule.layers!r} matches nothing; remove the rule"
+                )
+    return names
 
 
 def _quantizers(model: nn.Module) -> dict[str, Quantizer]:
@@ -258,7 +305,7 @@ def _share_constants(model: nn.Module) -> None:
     """Make quantizers with the same role, format and kind of scale share one constants tensor, for compiled graphs."""
     shared: dict[tuple[str, Format, str], Tensor] = {}
     for layer in model.modules():
-        if isinstance(layer, QuantizedLinear):
+        if isinstance(layer, QuantizedModule):
             for role, module in layer.quantizers.items():
                 quantizer = cast("Quantizer", module)
                 alike = role, quantizer.recipe.format, quantizer.recipe.scale

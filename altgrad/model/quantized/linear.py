@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from altgrad.config.recipe import ROLES, LayerRecipe
 from altgrad.formats import Format
 from altgrad.model.hardware import multiplies_bf16
-from altgrad.model.quantized.data_parallel import SHARED_ROLES, GatheredCodes, gathered_operands, is_sharded
+from altgrad.model.quantized.data_parallel import GatheredCodes, gathered_operands, is_sharded
 from altgrad.model.quantized.matmul import Edge, MatmulSettings, QuantizedMatmul
 from altgrad.model.quantized.operand import Operand, Operands
 from altgrad.model.quantized.quantizer import (
@@ -37,7 +37,151 @@ def exact_in_bfloat16(format: Format, scales: Format | None = None) -> bool:
     return format.fits(*BFLOAT16, scales=scales)
 
 
-class QuantizedLinear(nn.Module):
+class QuantizedModule(nn.Module):
+    """A module that computes ``x @ matrix.T`` from quantized operands: a linear layer, or one of attention's products.
+
+    Attributes:
+        recipe: how each role is quantized: ``input`` is x, ``weight`` the matrix, ``grad`` the product's gradient.
+        quantizers: role -> state, for each quantized role.
+        shared_roles: the roles whose tensors have other rows in each process that shares a batch.
+    """
+
+    shared_roles: tuple[str, ...]
+
+    def __init__(self, recipe: LayerRecipe) -> None:
+        super().__init__()
+        self.recipe = recipe
+        specs = {role: spec for role, spec in recipe.tensors().items() if spec is not None}
+        native = recipe.backend == "native"
+        self.quantizers = nn.ModuleDict({role: Quantizer(spec, native) for role, spec in specs.items()})
+        self.passes = CheckpointedPasses()
+        self.exact = all(
+            exact_in_bfloat16(spec.format, spec.block_scale) and not (spec.keeps_scales and spec.scale == "float32")
+            for spec in specs.values()
+        )
+
+    def settings(self, compute_dtype: torch.dtype, device: str = "cpu") -> MatmulSettings:
+        """Return the settings of a forward pass on a device of type ``device``, such as ``"cuda"``.
+
+        compute_dtype: dtype of the products that are not quantized.
+        """
+        accumulate_fp32 = self.recipe.accumulate == "float32"
+        fast_bf16 = device != "cpu" or multiplies_bf16()
+        # A tensor that is not quantized keeps the precision of the compute dtype.
+        low = self.exact and fast_bf16 and (compute_dtype == torch.bfloat16 or len(self.quantizers) == len(ROLES))
+        input, weight, grad = (
+            None if q is None else q.scaling for q in map(self.quantizer, ("input", "weight", "grad"))
+        )
+        return MatmulSettings(
+            operand_dtype=torch.bfloat16 if low else torch.float32,
+            output_dtype=torch.float32 if accumulate_fp32 else compute_dtype,
+            accumulate_fp32=accumulate_fp32,
+            gradient=self.recipe.gradient,
+            save=self.recipe.save,
+            hadamard=self.recipe.hadamard,
+            ms_eden=self.training and grad is not None and grad.ms_eden,
+            input=input,
+            weight=weight,
+            grad=grad,
+            grad_learns=self._learns("grad"),
+        )
+
+    def quantizer(self, role: str) -> Quantizer | None:
+        """Return the quantizer of ``role``, ``None`` if ``role`` is not quantized."""
+        quantizer = self.quantizers[role] if role in self.quantizers else None
+        assert quantizer is None or isinstance(quantizer, Quantizer)
+        return quantizer
+
+    @property
+    def changes(self) -> bool:
+        """Whether a training step changes the state of a quantizer of this layer."""
+        return any(quantizer.changes for quantizer in self.quantizers.values())
+
+    def _learns(self, role: str) -> str:
+        """Return which amax this step writes into the history of ``role``: ``nothing``, ``first`` or ``each``."""
+        quantizer = self.quantizer(role)
+        return quantizer.learns if quantizer is not None and self.training else "nothing"
+
+    def operand_state(self, role: str) -> OperandState:
+        """Return the format, amax history and, while training, random stream that quantize ``role`` in this step."""
+        quantizer = self.quantizer(role)
+        if quantizer is None:
+            return OperandState()
+        # Ranks that share a tensor's rows draw parts of one stream (`Operand.of`).
+        ranks = quantizer.scaling.ranks
+        apart = role in self.shared_roles and ranks == 1 and dist.is_available() and dist.is_initialized()
+        return quantizer.state(self.training, dist.get_rank() if apart else 0)
+
+    def _operand_states(self) -> OperandStates:
+        return OperandStates(*map(self.operand_state, OperandStates._fields))
+
+    def __prepare_scriptable__(self) -> Any:  # torch.jit.script asks for it
+        raise RuntimeError(NO_SCRIPT)
+
+    def _product(self, x: Tensor, matrix: Tensor, settings: MatmulSettings) -> Tensor:
+        """Return ``x @ matrix.T`` for ``x`` (..., n, k) and ``matrix`` (..., m, k) of the same batch."""
+        if torch.jit.is_tracing():
+            raise RuntimeError(NO_SCRIPT)
+        if is_sharded(matrix) or is_sharded(x):
+            raise RuntimeError(
+                "a quantized layer runs on a weight or an input that is split over processes, whose scale no process "
+                "knows: shard the model by torch.distributed.fsdp.fully_shard, not by tensor parallelism"
+            )
+        if is_transformed():
+            quantizers = {role: q for role in ROLES if (q := self.quantizer(role)) is not None}
+            require_transformable(quantizers, self.training)
+            return transformed_product(x, matrix, settings, self._operand_states())
+        may_repeat = self.training and self.changes
+        if may_repeat and torch.compiler.is_compiling():
+            if is_traced_in_checkpoint():
+                torch._dynamo.graph_break(
+                    msg="a checkpoint inside a compiled graph cannot repeat stochastic rounding or delayed scaling: "
+                    "compile without fullgraph, or take a recipe that rounds to nearest and scales dynamically"
+                )
+            may_repeat = False
+        repeated = self.passes.again() if may_repeat else None
+        states = repeated or self._operand_states()
+        if may_repeat and repeated is None:
+            self.passes.note(states._replace(input=states.input.snapshot(), weight=states.weight.snapshot()))
+        learns = {role: "nothing" if repeated else self._learns(role) for role in ROLES}
+        weight = self.weight_operands(matrix, settings, states.weight, learns=learns["weight"])
+        trains = torch.is_grad_enabled() and matrix.requires_grad
+        input = self._input_operands(x, settings, states.input, learns=learns["input"], for_weight=trains)
+        # A compiled graph has no second derivative.
+        has_edge = x.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        edge = Edge.apply(x) if has_edge else None
+        return QuantizedMatmul.apply(x, matrix, edge, settings, input, weight, states.grad)
+
+    def weight_operands(
+        self, matrix: Tensor, settings: MatmulSettings, state: OperandState, *, learns: str = "nothing"
+    ) -> Operands:
+        """Return the weight ``matrix`` (out_features, in_features), quantized by ``state``, for both its products."""
+        if isinstance(matrix, GatheredCodes):
+            quantizer = self.quantizer("weight")
+            assert quantizer is not None
+            return gathered_operands(matrix, quantizer, settings.operand_dtype)
+        scaling, dtype, in_memory = settings.weight, settings.operand_dtype, "weight" not in self.shared_roles
+        forward = backward = Operand.of(matrix, scaling, state, 1, dtype, learns=learns, in_memory=in_memory)
+        if scaling is not None and not scaling.once and torch.is_grad_enabled() and not settings.ms_eden:
+            backward = Operand.of(matrix, scaling, state, 0, dtype, in_memory=in_memory)
+        return Operands(forward, backward)
+
+    def _input_operands(
+        self, x: Tensor, settings: MatmulSettings, state: OperandState, *, learns: str, for_weight: bool
+    ) -> Operands:
+        scaling, dtype, rotates = settings.input, settings.operand_dtype, settings.hadamard > 0
+        differs = rotates or (scaling is not None and not scaling.once and not settings.ms_eden)
+        # A gated gradient and the operands of the backward products read the input again.
+        once = scaling is not None and not differs and settings.gradient == "straight-through"
+        t, free = owned(x) if once else (x, False)
+        forward = Operand.of(t, scaling, state, 1, dtype, learns=learns, overwrite=free)
+        if not (differs and for_weight):
+            return Operands(forward, forward)
+        t, free = (x, False) if rotates else owned(x)
+        return Operands(forward, Operand.of(t, scaling, state, 0, dtype, overwrite=free, rotate=rotates))
+
+
+class QuantizedLinear(QuantizedModule):
     """A linear layer that quantizes its weight, its input and the gradient of its output.
 
     It shares the parameters that it is given: ``weight`` (out_features, in_features), or (in, out) if ``transposed``,
@@ -45,23 +189,18 @@ class QuantizedLinear(nn.Module):
     autocast's dtype, or the input's without autocast; with ``accumulate: float32`` it is float32.
     """
 
+    shared_roles = ("input", "grad")  # a weight is the same in every process
+
     def __init__(
         self, weight: nn.Parameter, bias: nn.Parameter | None, recipe: LayerRecipe, *, transposed: bool = False
     ) -> None:
-        super().__init__()
+        super().__init__(recipe)
+        if any(spec is not None and spec.granularity == "head" for spec in recipe.tensors().values()):
+            raise ValueError("granularity head is for attention's products: a linear layer has no heads; take row")
         self.weight = weight
         self.bias = bias
-        self.recipe = recipe
         self.transposed = transposed
-        specs = {role: spec for role, spec in recipe.tensors().items() if spec is not None}
-        native = recipe.backend == "native"
-        self.quantizers = nn.ModuleDict({role: Quantizer(spec, native) for role, spec in specs.items()})
         self.quantizers.to(weight.device)
-        self.passes = CheckpointedPasses()
-        self.exact = all(
-            exact_in_bfloat16(spec.format, spec.block_scale) and not (spec.keeps_scales and spec.scale == "float32")
-            for spec in specs.values()
-        )
         self._managed_by_fsdp = False
         self.replaced: tuple[nn.Module, ...] = ()  # the plain layer, in a tuple so that it is no submodule
 
@@ -116,63 +255,6 @@ class QuantizedLinear(nn.Module):
             y = y + self.bias.to(y.dtype)
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
-    def settings(self, compute_dtype: torch.dtype, device: str = "cpu") -> MatmulSettings:
-        """Return the settings of a forward pass on a device of type ``device``, such as ``"cuda"``.
-
-        compute_dtype: dtype of the products that are not quantized.
-        """
-        accumulate_fp32 = self.recipe.accumulate == "float32"
-        fast_bf16 = device != "cpu" or multiplies_bf16()
-        # A tensor that is not quantized keeps the precision of the compute dtype.
-        low = self.exact and fast_bf16 and (compute_dtype == torch.bfloat16 or len(self.quantizers) == len(ROLES))
-        input, weight, grad = (
-            None if q is None else q.scaling for q in map(self.quantizer, ("input", "weight", "grad"))
-        )
-        return MatmulSettings(
-            operand_dtype=torch.bfloat16 if low else torch.float32,
-            output_dtype=torch.float32 if accumulate_fp32 else compute_dtype,
-            accumulate_fp32=accumulate_fp32,
-            gradient=self.recipe.gradient,
-            save=self.recipe.save,
-            hadamard=self.recipe.hadamard,
-            ms_eden=self.training and grad is not None and grad.ms_eden,
-            input=input,
-            weight=weight,
-            grad=grad,
-            grad_learns=self._learns("grad"),
-        )
-
-    def quantizer(self, role: str) -> Quantizer | None:
-        """Return the quantizer of ``role``, ``None`` if ``role`` is not quantized."""
-        quantizer = self.quantizers[role] if role in self.quantizers else None
-        assert quantizer is None or isinstance(quantizer, Quantizer)
-        return quantizer
-
-    @property
-    def changes(self) -> bool:
-        """Whether a training step changes the state of a quantizer of this layer."""
-        return any(quantizer.changes for quantizer in self.quantizers.values())
-
-    def _learns(self, role: str) -> str:
-        """Return which amax this step writes into the history of ``role``: ``nothing``, ``first`` or ``each``."""
-        quantizer = self.quantizer(role)
-        return quantizer.learns if quantizer is not None and self.training else "nothing"
-
-    def operand_state(self, role: str) -> OperandState:
-        """Return the format, amax history and, while training, random stream that quantize ``role`` in this step."""
-        quantizer = self.quantizer(role)
-        if quantizer is None:
-            return OperandState()
-        # Ranks that share a tensor's rows draw parts of one stream (`Operand.of`).
-        apart = role in SHARED_ROLES and quantizer.scaling.ranks == 1 and dist.is_available() and dist.is_initialized()
-        return quantizer.state(self.training, dist.get_rank() if apart else 0)
-
-    def _operand_states(self) -> OperandStates:
-        return OperandStates(*map(self.operand_state, OperandStates._fields))
-
-    def __prepare_scriptable__(self) -> Any:  # torch.jit.script asks for it
-        raise RuntimeError(NO_SCRIPT)
-
     @property
     def _is_fsdp_managed_module(self) -> bool:
         """The mark that FSDP1 and FSDP2 set on the modules that they manage."""
@@ -186,67 +268,6 @@ class QuantizedLinear(nn.Module):
                 "the model by torch.distributed.fsdp.fully_shard (FSDP2; in Accelerate fsdp_version=2)"
             )
         self._managed_by_fsdp = managed
-
-    def _product(self, x: Tensor, matrix: Tensor, settings: MatmulSettings) -> Tensor:
-        if torch.jit.is_tracing():
-            raise RuntimeError(NO_SCRIPT)
-        if is_sharded(matrix) or is_sharded(x):
-            raise RuntimeError(
-                "a quantized layer runs on a weight or an input that is split over processes, whose scale no process "
-                "knows: shard the model by torch.distributed.fsdp.fully_shard, not by tensor parallelism"
-            )
-        if is_transformed():
-            quantizers = {role: q for role in ROLES if (q := self.quantizer(role)) is not None}
-            require_transformable(quantizers, self.training)
-            return transformed_product(x, matrix, settings, self._operand_states())
-        may_repeat = self.training and self.changes
-        if may_repeat and torch.compiler.is_compiling():
-            if is_traced_in_checkpoint():
-                torch._dynamo.graph_break(
-                    msg="a checkpoint inside a compiled graph cannot repeat stochastic rounding or delayed scaling: "
-                    "compile without fullgraph, or take a recipe that rounds to nearest and scales dynamically"
-                )
-            may_repeat = False
-        repeated = self.passes.again() if may_repeat else None
-        states = repeated or self._operand_states()
-        if may_repeat and repeated is None:
-            self.passes.note(states._replace(input=states.input.snapshot(), weight=states.weight.snapshot()))
-        learns = {role: "nothing" if repeated else self._learns(role) for role in ROLES}
-        weight = self.weight_operands(matrix, settings, states.weight, learns=learns["weight"])
-        trains = torch.is_grad_enabled() and matrix.requires_grad
-        input = self._input_operands(x, settings, states.input, learns=learns["input"], for_weight=trains)
-        # A compiled graph has no second derivative.
-        has_edge = x.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        edge = Edge.apply(x) if has_edge else None
-        return QuantizedMatmul.apply(x, matrix, edge, settings, input, weight, states.grad)
-
-    def weight_operands(
-        self, matrix: Tensor, settings: MatmulSettings, state: OperandState, *, learns: str = "nothing"
-    ) -> Operands:
-        """Return the weight ``matrix`` (out_features, in_features), quantized by ``state``, for both its products."""
-        if isinstance(matrix, GatheredCodes):
-            quantizer = self.quantizer("weight")
-            assert quantizer is not None
-            return gathered_operands(matrix, quantizer, settings.operand_dtype)
-        scaling, dtype = settings.weight, settings.operand_dtype
-        forward = backward = Operand.of(matrix, scaling, state, 1, dtype, learns=learns, in_memory=True)
-        if scaling is not None and not scaling.once and torch.is_grad_enabled() and not settings.ms_eden:
-            backward = Operand.of(matrix, scaling, state, 0, dtype, in_memory=True)
-        return Operands(forward, backward)
-
-    def _input_operands(
-        self, x: Tensor, settings: MatmulSettings, state: OperandState, *, learns: str, for_weight: bool
-    ) -> Operands:
-        scaling, dtype, rotates = settings.input, settings.operand_dtype, settings.hadamard > 0
-        differs = rotates or (scaling is not None and not scaling.once and not settings.ms_eden)
-        # A gated gradient and the operands of the backward products read the input again.
-        once = scaling is not None and not differs and settings.gradient == "straight-through"
-        t, free = owned(x) if once else (x, False)
-        forward = Operand.of(t, scaling, state, 1, dtype, learns=learns, overwrite=free)
-        if not (differs and for_weight):
-            return Operands(forward, forward)
-        t, free = (x, False) if rotates else owned(x)
-        return Operands(forward, Operand.of(t, scaling, state, 0, dtype, overwrite=free, rotate=rotates))
 
     def extra_repr(self) -> str:
         """Sizes and formats, for ``print(model)``."""
