@@ -237,17 +237,15 @@ class Rule(LayerRecipe):
                 if tensor.granularity == "head":
                     yield f"granularity head of {role} is for attention's products, and {self.layers!r} is for layers"
             return
+        have_no = f"attention's products, which {self.layers!r} is for, have no"
         refused = {"backend": "native", "hadamard": 16, "torchao": self.torchao or "-", "gradient": "relu"}
         for setting, value in refused.items():
             if getattr(self, setting) == value:
-                yield f"attention's products, which {self.layers!r} is for, have no {setting} {value}; remove it"
+                yield f"{have_no} {setting} {value}; remove {setting}"
         for role, tensor in tensors.items():
-            for setting, value in {"granularity": "tile", "rounding": "MS-EDEN", "virtual": True}.items():
-                if getattr(tensor, setting) == value:
-                    yield (
-                        f"attention's products, which {self.layers!r} is for, have no {setting} {str(value).lower()}; "
-                        f"change it for {role}"
-                    )
+            for setting, what in {"granularity": "tile", "rounding": "MS-EDEN", "virtual": True}.items():
+                if getattr(tensor, setting) == what:
+                    yield f"{have_no} {setting} {what}; change {setting} of {role}"
 
     @property
     def layer(self) -> LayerRecipe:
