@@ -319,7 +319,7 @@ E4M3 = {"format": "E4M3"}
 HEAD = E4M3 | {"granularity": "head"}
 MS_EDEN = {"format": "E2M1", "granularity": "block", "block": 16, "scale": "E4M3", "rounding": "MS-EDEN"}
 REFUSED = [
-    ({"layers": "*.scores", "input": E4M3 | {"granularity": "tile"}}, "no granularity tile; change granularity of input"),
+    ({"layers": "*.scores", "input": E4M3 | {"granularity": "tile"}}, "have no granularity tile; change granularity"),
     ({"layers": "scores", "hadamard": 16, "grad": E4M3}, "have no hadamard 16; remove hadamard"),
     ({"layers": "*.values", "torchao": "rowwise"}, "have no torchao rowwise; remove torchao"),
     ({"layers": "*.values", "backend": "native", "input": E4M3, "weight": E4M3, "grad": E4M3}, "no backend native"),
