@@ -232,16 +232,17 @@ def _product_names(model: nn.Module, recipe: Recipe, layers: Iterable[str]) -> l
     if not rules:
         return []
     found = interface_products(model)
-    for name, why in found.items():
-        if why is not None and any(fnmatchcase(name, rule.layers) for rule in rules):
+    reached = any(fnmatchcase(name, rule.layers) for name in found for rule in rules)
+    for name, why in found.items() if reached else ():  # `adopt` changes every attention
+        if why is not None:
             kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
-            raise ValueError(f"no rule can quantize {name}: {kind} {why}; leave it out of the pattern")
+            raise ValueError(f"no rule can quantize attention's products in this model: {kind} {why}; remove the rule")
     names = [*attention_products(model), *found]
     if not names and (models := pretrained_models(model)):
         for rule in rules:
             if not any(fnmatchcase(name, rule.layers) for name in layers):
                 raise ValueError(
-                    f"{type(models[0]).__name__} computes attention in its own way, past the attention interface of "
+                    f"{type(models[0]).__name__} has no attention that goes through the attention interface of "
                     f"transformers, so pattern {rule.layers!r} matches nothing; remove the rule"
                 )
     return names

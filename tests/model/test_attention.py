@@ -164,9 +164,9 @@ def test_second_derivatives_are_those_of_the_straight_through_estimator() -> Non
     found = []
     for product in (QuantizedProduct(layer_recipe("powers of two")), Product()):
         torch.manual_seed(0)
-        a, b, g, u = (torch.randint(-2, 3, (2, 3, 4, 4)).float().requires_grad_() for _ in range(4))
-        da, _ = torch.autograd.grad(product(a, b), (a, b), g, create_graph=True)
-        found.append(torch.autograd.grad(da, (b, g), u))
+        a, b, g, u, v = (torch.randint(-2, 3, (2, 3, 4, 4)).float().requires_grad_() for _ in range(5))
+        first = torch.autograd.grad(product(a, b), (a, b), g, create_graph=True)
+        found.append(torch.autograd.grad(first, (a, b, g), (u, v)))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -430,9 +430,12 @@ def test_heads_share_no_scale_and_grouped_keys_are_those_of_their_queries() -> N
 
 
 def test_models_with_an_attention_of_their_own_are_refused_by_name() -> None:
-    from transformers import BloomConfig, BloomForCausalLM
+    from transformers import BloomConfig, BloomForCausalLM, GraniteSWAConfig
 
     model = BloomForCausalLM(BloomConfig(vocab_size=50, hidden_size=32, n_layer=1, n_head=2))
-    with pytest.raises(ValueError, match="BloomForCausalLM computes attention in its own way"):
+    with pytest.raises(ValueError, match="BloomForCausalLM has no attention that goes through the"):
         quantize_model(model, recipe(prefix="transformer.h.*.self_attention"))
     assert not hasattr(model.transformer.h[0].self_attention, "scores")
+    sinks_by_logsumexp = AutoModelForCausalLM.from_config(GraniteSWAConfig(**IDS, **SIZE))
+    with pytest.raises(ValueError, match="GraniteSWAAttention has an eager_attention_forward that uses logsumexp, sig"):
+        quantize_model(sinks_by_logsumexp, recipe(prefix="model.layers.0.self_attn"))
