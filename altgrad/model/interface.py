@@ -9,11 +9,14 @@ An attention whose eager function does anything else is refused by its name. tra
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import Tensor, nn
 
-from altgrad.config.recipe import PRODUCTS
+from altgrad.config.recipe import PRODUCTS, Recipe
+from altgrad.model.layers import attention_products
 from altgrad.model.quantized.attention import LARGEST_PROBABILITY, Product, attend
 
 NAME = "altgrad"  # of the attention function
@@ -43,6 +46,31 @@ def interface_products(model: nn.Module) -> dict[str, str | None]:
         if REGISTRY in _names_in(type(module).forward) and not set(PRODUCTS) <= set(module._modules):
             found |= {f"{name}.{product}".removeprefix("."): _refusal(module) for product in PRODUCTS}
     return found
+
+
+def product_names(model: nn.Module, recipe: Recipe, layers: Iterable[str]) -> list[str]:
+    """Return the names of attention's products in ``model``; none if no rule is for them.
+
+    Raises ``ValueError`` if a rule is for a product that the model computes in its own way.
+    """
+    rules = [rule for rule in recipe.rules if rule.reaches_products]
+    if not rules:
+        return []
+    found = interface_products(model)
+    reached = any(fnmatchcase(name, rule.layers) for name in found for rule in rules)
+    for name, why in found.items() if reached else ():  # `adopt` changes every attention
+        if why is not None:
+            kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
+            raise ValueError(f"no rule can quantize attention's products in this model: {kind} {why}; remove the rule")
+    names = [*attention_products(model), *found]
+    if not names and (models := pretrained_models(model)):
+        for rule in rules:
+            if not any(fnmatchcase(name, rule.layers) for name in layers):
+                raise ValueError(
+                    f"{type(models[0]).__name__} has no attention that goes through the attention interface of "
+                    f"transformers, so pattern {rule.layers!r} matches nothing; remove the rule"
+                )
+    return names
 
 
 def _names_in(function: Any) -> set[str]:

@@ -8,8 +8,7 @@ into a new ``nn.Linear``.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
-from fnmatch import fnmatchcase
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from altgrad.config.recipe import LayerRecipe, Recipe
 from altgrad.formats import Format
 from altgrad.model.account import account
-from altgrad.model.interface import adopt, give_back, interface_products, pretrained_models
+from altgrad.model.interface import adopt, give_back, interface_products, product_names
 from altgrad.model.layers import (
     attention_products,
     is_transposed,
@@ -72,7 +71,7 @@ def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
     if any(rule.layers == EVERY_LAYER and rule.layer.quantizes for rule in recipe.rules):
         _require_no_adapters(model)
         _require_most(model)
-    matched = recipe.match(layers, _product_names(model, recipe, layers))
+    matched = recipe.match(layers, product_names(model, recipe, layers))
     for name, spec in matched.items():
         if name not in layers:
             continue
@@ -221,31 +220,6 @@ def set_streams(
     numbers: dict[str, int] = {}
     for name, quantizer in _quantizers(model).items():
         quantizer.count_from(seed, numbers.setdefault(name_of(name), first + len(numbers)))
-
-
-def _product_names(model: nn.Module, recipe: Recipe, layers: Iterable[str]) -> list[str]:
-    """Return the names of attention's products in ``model``; none if no rule is for them.
-
-    Raises ``ValueError`` if a rule is for a product that the model computes in its own way.
-    """
-    rules = [rule for rule in recipe.rules if rule.reaches_products]
-    if not rules:
-        return []
-    found = interface_products(model)
-    reached = any(fnmatchcase(name, rule.layers) for name in found for rule in rules)
-    for name, why in found.items() if reached else ():  # `adopt` changes every attention
-        if why is not None:
-            kind = type(model.get_submodule(name.rpartition(".")[0])).__name__
-            raise ValueError(f"no rule can quantize attention's products in this model: {kind} {why}; remove the rule")
-    names = [*attention_products(model), *found]
-    if not names and (models := pretrained_models(model)):
-        for rule in rules:
-            if not any(fnmatchcase(name, rule.layers) for name in layers):
-                raise ValueError(
-                    f"{type(models[0]).__name__} has no attention that goes through the attention interface of "
-                    f"transformers, so pattern {rule.layers!r} matches nothing; remove the rule"
-                )
-    return names
 
 
 def _quantizers(model: nn.Module) -> dict[str, Quantizer]:
