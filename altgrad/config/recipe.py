@@ -356,10 +356,8 @@ class Recipe(Settings):
         """
         names, of_products = list(layers), list(products or ())
         every = names + of_products
-        for rule in self.rules:
+        for rule in self.rules if products is not None else [r for r in self.rules if not r.reaches_products]:
             candidates = every if rule.reaches_products else names
-            if products is None and rule.reaches_products:
-                continue
             if rule.required and not any(fnmatchcase(name, rule.layers) for name in candidates):
                 such = f"; one that the model has is {names[0]}" if names else "; the model has no linear layer"
                 raise ValueError(f"pattern {rule.layers!r} matches no layer{did_you_mean(rule.layers, every, such)}")

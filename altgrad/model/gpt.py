@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from altgrad.model.layers import linear_layers
-from altgrad.model.quantized.attention import LARGEST_PROBABILITY, Product, attend, is_quantized
+from altgrad.model.quantized.attention import LARGEST_PROBABILITY, Product, attend
 from altgrad.numerics.compile_utils import materialized
 
 INITIAL_STD = 0.02
@@ -77,16 +77,15 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         batch, length, width = x.shape
         q, k, v = self.split(self.qkv(x))
-        y = self._attend(q, k, v, mask, self.dropout if self.training else 0.0)
+        dropout = self.dropout if self.training else 0.0
+        if not (isinstance(self.scores, Product) and isinstance(self.values, Product)):
+            mask = _later_masked(torch.arange(length, device=x.device)) if mask is None else mask
+            y = attend((self.scores, self.values), q, k, v, mask, q.shape[-1] ** -0.5, dropout).to(q.dtype)
+        elif mask is None:
+            y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        else:
+            y = _plain_attention(q, k, v, mask, dropout)
         return self.out(y.transpose(1, 2).reshape(batch, length, width))
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> Tensor:
-        if is_quantized(self.scores, self.values):
-            mask = _later_masked(torch.arange(q.shape[-2], device=q.device)) if mask is None else mask
-            return attend((self.scores, self.values), q, k, v, mask, q.shape[-1] ** -0.5, dropout).to(q.dtype)
-        if mask is None:
-            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
-        return _plain_attention(q, k, v, mask, dropout)
 
 
 def _plain_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float) -> Tensor:

@@ -55,10 +55,9 @@ class QuantizedProduct(QuantizedModule):
 
     def __init__(self, recipe: LayerRecipe, left_amax: float = 0.0) -> None:
         super().__init__(recipe)
-        self.left_amax = left_amax
-        left = recipe.input
-        one_scale = left is not None and left.granularity in ("tensor", "head") and left.scaling == "dynamic"
-        if left_amax and left is not None and one_scale and not left.of_rms:
+        self.left_amax, left = left_amax, recipe.input
+        dynamic = left is not None and left.scaling == "dynamic" and not left.of_rms
+        if left_amax and left is not None and dynamic and left.granularity in ("tensor", "head"):
             self.quantizers["input"] = Quantizer(left.but(granularity="tensor"), known=left_amax)
 
     def settings(self, compute_dtype: torch.dtype, device: str = "cpu") -> MatmulSettings:
@@ -70,15 +69,6 @@ class QuantizedProduct(QuantizedModule):
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         """Return ``a @ b`` in float32 for ``a`` (..., heads, n, k) and ``b`` (..., heads, k, m) of the same batch."""
         return self._product(a, b.mT, self.settings(torch.float32, a.device.type))
-
-    def extra_repr(self) -> str:
-        """Formats, for ``print(model)``."""
-        return ", ".join(f"{role}={name}" for role, name in self.recipe.format_names().items())
-
-
-def is_quantized(*products: nn.Module) -> bool:
-    """Return whether one of ``products`` is quantized."""
-    return any(isinstance(product, QuantizedProduct) for product in products)
 
 
 def attend(

@@ -60,6 +60,10 @@ class QuantizedModule(nn.Module):
             for spec in specs.values()
         )
 
+    def extra_repr(self) -> str:
+        """Formats, for ``print(model)``."""
+        return ", ".join(f"{role}={name}" for role, name in self.recipe.format_names().items())
+
     def settings(self, compute_dtype: torch.dtype, device: str = "cpu") -> MatmulSettings:
         """Return the settings of a forward pass on a device of type ``device``, such as ``"cuda"``.
 
@@ -271,8 +275,7 @@ class QuantizedLinear(QuantizedModule):
 
     def extra_repr(self) -> str:
         """Sizes and formats, for ``print(model)``."""
-        formats = ", ".join(f"{role}={name}" for role, name in self.recipe.format_names().items())
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {formats}"
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {super().extra_repr()}"
 
 
 def weight_and_bias(layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter | None]:
