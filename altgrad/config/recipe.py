@@ -42,6 +42,8 @@ NATIVE_FORMATS = {
 HEADS = ("head", "*.head", "lm_head", "*.lm_head")  # patterns of layers with this name, here and in transformers
 #: Patterns for any model, by the bench's own pattern: the layers of a numbered module are a block's layers.
 FOR_ANY_MODEL = {"head": HEADS, "blocks.*": ("*[0-9].*",)}
+#: Names of attention's products Q K^T and P V in a model: a pattern reaches them if it ends in one of these.
+PRODUCTS = ("scores", "values")
 _UNSAID: Any = object()
 
 _ROWS = {"format": "E4M3", "granularity": "row", "scale": "E8M0"}
@@ -72,16 +74,26 @@ class LayerRecipe(Settings):
     Validation fills ``weight``, ``input`` and ``grad`` as that recipe has them, and refuses all other settings.
     """
 
-    weight: Quantized = Field(None, description="of the layer; none: not quantized")
-    input: Quantized = Field(None, description="what the layer is called with; none: not quantized")
-    grad: Quantized = Field(None, description="the incoming gradient of the layer's output; none: not quantized")
+    weight: Quantized = Field(
+        None, description="of the layer, or a product's right factor (keys, values); none: not quantized"
+    )
+    input: Quantized = Field(
+        None,
+        description="what the layer is called with, or a product's left factor (queries, probabilities); none: not "
+        "quantized",
+    )
+    grad: Quantized = Field(
+        None, description="the incoming gradient of the layer's or product's output; none: not quantized"
+    )
     gradient: Literal["straight-through", "clipped", "relu"] = Field(
         "straight-through",
         description="through the rounding; clipped is zero where the tensor was clamped, relu that of the input where "
         "it is not positive",
     )
     accumulate: Literal["bf16", "float32"] = Field(
-        "bf16", description="of the layer's products on the way out; bf16 is what FP8 hardware training does"
+        "bf16",
+        description="of the layer's products on the way out; bf16 is what FP8 hardware training does; attention's own "
+        "products are always float32",
     )
     save: Literal["operands", "codes"] = Field(
         "operands", description="kept of tensors with one scale for the backward pass, with the same results"
@@ -199,13 +211,41 @@ class LayerRecipe(Settings):
 
 
 class Rule(LayerRecipe):
-    """How the linear layers whose name matches ``layers`` are quantized; the last matching rule wins."""
+    """How the linear layers whose name matches ``layers`` are quantized; the last matching rule wins.
 
-    layers: str = Field(min_length=1, description="glob over names such as blocks.0.attn.qkv")
+    A pattern that ends in ``scores`` or ``values``, such as ``blocks.*.attn.scores``, is for attention's products too.
+    """
+
+    layers: str = Field(
+        min_length=1, description="glob over names such as blocks.0.attn.qkv, or blocks.0.attn.scores"
+    )
     required: bool = Field(True, description="false: the pattern may match no layer")
     last: float = Field(
         1.0, gt=0, le=1, description="of the layers that match, in the model's order, the last share, rounded up"
     )
+
+    @property
+    def reaches_products(self) -> bool:
+        """Whether the pattern's last part is the name of one of attention's products."""
+        return self.layers.rpartition(".")[2] in PRODUCTS
+
+    def mistakes(self) -> Iterator[str]:
+        yield from super().mistakes()
+        tensors = {role: tensor for role, tensor in self.tensors().items() if tensor is not None}
+        if not self.reaches_products:
+            for role, tensor in tensors.items():
+                if tensor.granularity == "head":
+                    yield f"granularity head of {role} is for attention's products, and {self.layers!r} is for layers"
+            return
+        have_no = f"attention's products, which {self.layers!r} is for, have no"
+        refused = {"backend": "native", "hadamard": 16, "torchao": self.torchao or "-", "gradient": "relu"}
+        for setting, value in refused.items():
+            if getattr(self, setting) == value:
+                yield f"{have_no} {setting} {value}; remove {setting}"
+        for role, tensor in tensors.items():
+            for setting, what in {"granularity": "tile", "rounding": "MS-EDEN", "virtual": True}.items():
+                if getattr(tensor, setting) == what:
+                    yield f"{have_no} {setting} {what}; change {setting} of {role}"
 
     @property
     def layer(self) -> LayerRecipe:
@@ -309,20 +349,29 @@ class Recipe(Settings):
         rules += [Rule(layers=layers, required=False, **head) for layers in HEADS]
         return cls(rules=tuple(rules))
 
-    def match(self, layers: Iterable[str], routers: Collection[str] = ()) -> dict[str, LayerRecipe]:
-        """Return, by name, the recipe of each layer that is quantized or has a virtual weight.
+    def match(
+        self, layers: Iterable[str], products: Iterable[str] | None = None, routers: Collection[str] = ()
+    ) -> dict[str, LayerRecipe]:  # fmt: skip
+        """Return, by name, the recipe of each layer or product that is quantized or has a virtual weight.
 
-        ``routers``: layers that choose experts. Only a rule whose pattern matches routers alone decides them.
+        Args:
+            layers: names of linear layers.
+            products: names of attention's products; None if the caller is for layers alone.
+            routers: layers that choose experts. Only a rule whose pattern matches routers alone decides them.
 
-        Raises ``ValueError`` when a required pattern matches none of the names ``layers``.
+        Raises ``ValueError`` when a required pattern matches none of the names.
         """
-        names = list(layers)
-        for rule in self.rules:
-            if rule.required and not any(fnmatchcase(name, rule.layers) for name in names):
+        names, of_products = list(layers), list(products or ())
+        every = names + of_products
+        for rule in self.rules if products is not None else [r for r in self.rules if not r.reaches_products]:
+            candidates = every if rule.reaches_products else names
+            if rule.required and not any(fnmatchcase(name, rule.layers) for name in candidates):
                 such = f"; one that the model has is {names[0]}" if names else "; the model has no linear layer"
-                raise ValueError(f"pattern {rule.layers!r} matches no layer{did_you_mean(rule.layers, names, such)}")
+                raise ValueError(f"pattern {rule.layers!r} matches no layer{did_you_mean(rule.layers, every, such)}")
         matched = last_matching(names, ((rule.layers, rule.last, rule.layer) for rule in self.rules), routers)
-        kept = [name for name in names if name in matched]
+        reaching = [rule for rule in self.rules if rule.reaches_products]
+        matched |= last_matching(of_products, ((rule.layers, rule.last, rule.layer) for rule in reaching))
+        kept = [name for name in every if name in matched]
         return {name: found for name in kept if (found := matched[name]).quantizes or found.virtual_weight}
 
 

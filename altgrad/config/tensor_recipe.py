@@ -55,10 +55,11 @@ class TensorRecipe(Settings):
     scaling: Literal["dynamic", "delayed", "static"] = Field(
         "dynamic", description="the amax that sets the scale: this tensor's, those of earlier steps, the first one seen"
     )
-    granularity: Literal["tensor", "row", "block", "tile"] = Field(
+    granularity: Literal["tensor", "row", "block", "tile", "head"] = Field(
         "tensor",
         description="what has a scale of its own; all but tensor only with scaling: dynamic; of tiles, block x block "
-        "elements, forward and backward products get the same values",
+        "elements, forward and backward products get the same values; head, over batch and tokens, is for attention's "
+        "products",
     )
     block: int = Field(
         32, ge=1, le=1 << 20, description="granularity: block: elements along the sum of a product; tile: of a side"

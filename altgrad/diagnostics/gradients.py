@@ -43,9 +43,9 @@ from altgrad.diagnostics.analysis import (
     shuffled,
     spearman,
 )
-from altgrad.diagnostics.saved import plain_model
+from altgrad.diagnostics.saved import plain_model, restore_histories
 from altgrad.metrics import Limit, mean
-from altgrad.model import GPT, QuantizedLinear, embedded_weights, linear_layers, quantize_model, unquantize_model
+from altgrad.model import GPT, embedded_weights, linear_layers, quantize_model, unquantize_model
 from altgrad.model.from_cell import recipe_of
 
 PARTS = 16  # of the batch, to tell bias from scatter
@@ -78,11 +78,7 @@ class Batch(NamedTuple):
     def noise(self, recipe: Recipe, exact: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the gradients of the model quantized by ``recipe`` minus the ``exact`` ones, float64, by layer."""
         quantize_model(self.model, recipe)
-        for name, layer in linear_layers(self.model).items():
-            for role, quantizer in layer.quantizers.items() if isinstance(layer, QuantizedLinear) else ():
-                history = self.saved.get(f"{name}.quantizers.{role}.history")
-                if history is not None:  # of a scale that is remembered or held
-                    quantizer.register_buffer("history", history.float())
+        restore_histories(self.model, self.saved)
         self.model.eval()
         noisy = self.gradients()
         unquantize_model(self.model)

@@ -37,7 +37,7 @@ from altgrad.config import Cell
 from altgrad.config.recipe import LayerRecipe, TensorRecipe
 from altgrad.data.batches import task_of
 from altgrad.diagnostics.analysis import LayerView, QuantizationGrid
-from altgrad.model import GPT, embedded_weights, linear_layers
+from altgrad.model import GPT, Recipe, embedded_weights, linear_layers, quantize_model
 from altgrad.model.from_cell import config_of, recipe_of
 from altgrad.model.layers import adapter_of, add_adapters, attach
 from altgrad.model.quantized.quantizer import Quantizer
@@ -226,7 +226,10 @@ class RebuiltModel:
         weights do not fit the cell, or the tokens do not fit the weights.
         """
         model, inputs, targets = plain_model(cell, saved, tokens, most)
-        replace_linear(model, recipe_of(cell).match(linear_layers(model)), saved)
+        recipe = recipe_of(cell)
+        replace_linear(model, recipe.match(linear_layers(model)), saved)
+        of_products = [rule.but(grad=None) for rule in recipe.rules if rule.reaches_products]
+        restore_histories(quantize_model(model, Recipe(rules=of_products)), saved)
         return cls(model, inputs, targets)
 
     def loss(self) -> Tensor:
@@ -272,6 +275,13 @@ def replace_linear(model: nn.Module, recipes: Mapping[str, LayerRecipe], saved: 
         setattr(model.get_submodule(parent), child, replacement)
         if (adapter := adapter_of(layer)) is not None:
             attach(replacement, adapter)
+
+
+def restore_histories(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """Give the quantizers of ``model`` the amax histories, remembered or held, in the ``saved`` buffers of a run."""
+    for name, module in model.named_modules():
+        if isinstance(module, Quantizer) and (history := saved.get(f"{name}.history")) is not None:
+            module.register_buffer("history", history.float())
 
 
 def _quantizer(spec: Any, history: Tensor | None) -> Quantizer:

@@ -68,7 +68,7 @@ def quantize_model(model: Model, recipe: Recipe, *, seed: int = 0) -> Model:
     names = {name: name_before(name).removesuffix(BASE) for name in layers}
     of_routers = router_weights(model)
     routers = {names[name] for name, layer in layers.items() if layer.weight in of_routers}
-    matched = recipe.match(dict.fromkeys(names.values()), routers)
+    matched = recipe.match(dict.fromkeys(names.values()), products=(), routers=routers)
     rules = [matched[before].on(name) for name, before in names.items() if before in matched]
     quantize_plain_model(model, Recipe(rules=tuple(rules)), seed=seed)
     set_streams(model, seed, name_of=name_before)

@@ -21,7 +21,15 @@ from torch import nn
 
 from altgrad.config.recipe import ROLES
 from altgrad.model.experts import is_experts, quantizable_layers, router_weights
-from altgrad.model.layers import Adapter, embedded_weights, has_own_forward, is_linear, layer_recipe, virtual_weight
+from altgrad.model.layers import (
+    Adapter,
+    attention_products,
+    embedded_weights,
+    has_own_forward,
+    is_linear,
+    layer_recipe,
+    virtual_weight,
+)
 
 EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 ELEMENTWISE = (nn.LayerNorm, nn.RMSNorm)  # their parameters may be matrices, and are in no product
@@ -38,12 +46,14 @@ class Account:
 
     Attributes:
         quantized: layer or weight of experts -> role -> name of its format, ``None`` if the role is not quantized.
+        products: the same for the quantized products of attention.
         left: layer, embedding or parameter -> why it is not quantized.
         unknown: parameter in ``left`` that may be in a product which no recipe reaches -> class of its module.
         shares: ``quantized`` or ``unknown`` -> its share of all elements of weights in products, 0 to 1.
     """
 
     quantized: dict[str, dict[str, str | None]]
+    products: dict[str, dict[str, str | None]]
     left: dict[str, str]
     unknown: dict[str, str]
     shares: dict[str, float]
@@ -52,10 +62,12 @@ class Account:
     def summary(self) -> str:
         """How much is quantized, as one line: ``"9 layers quantized, 100.0% of ..."``."""
         layers = f"{len(self.quantized)} layer{'' if len(self.quantized) == 1 else 's'}"
-        return f"{layers} quantized, {self.shares['quantized']:.1%} of the weights that take part in products"
+        said = f"{layers} quantized, {self.shares['quantized']:.1%} of the weights that take part in products"
+        return said + (f"; {len(self.products)} products of attention quantized" if self.products else "")
 
     def __str__(self) -> str:
-        formats = {name: tuple(str(roles[role] or "-") for role in ROLES) for name, roles in self.quantized.items()}
+        entries = (self.quantized | self.products).items()
+        formats = {name: tuple(str(roles[role] or "-") for role in ROLES) for name, roles in entries}
         lines = [self.summary]
         if formats:
             lines += _table(("quantized", "layers", *ROLES), formats)
@@ -77,6 +89,7 @@ def account(model: nn.Module) -> Account:
     found = quantizable_layers(model)
     layers = {name: layer for name, layer in found.items() if name not in readers or readers[name].calls}
     quantized = {name: recipe.format_names() for name, layer in layers.items() if (recipe := layer_recipe(layer))}
+    recipes = {name: layer_recipe(product) for name, product in attention_products(model).items()}
     left, routers = {}, router_weights(model)
     for name, layer in layers.items():
         if virtual_weight(layer):
@@ -103,6 +116,7 @@ def account(model: nn.Module) -> Account:
     total = max(1, sum(w.numel() for w in weights) + out_of_reach)
     return Account(
         quantized=quantized, left=left,
+        products={name: recipe.format_names() for name, recipe in recipes.items() if recipe is not None},
         unknown={name: type(module).__name__ for name, (_, module) in unknown.items()},
         shares={"quantized": done / total, "unknown": out_of_reach / total},
     )  # fmt: skip

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from altgrad.config.recipe import LayerRecipe
 from altgrad.model.layers import is_linear, with_hooks_of
-from altgrad.model.quantized.linear import QuantizedProduct
+from altgrad.model.quantized.linear import WeightProduct
 
 #: The flags of ``use_experts_implementation``. A module with another flag does work that is not known here.
 FLAGS = {"has_gate", "has_bias", "has_post_expert_norm", "is_transposed", "is_concatenated"}
@@ -51,7 +51,7 @@ class ExpertWeight:
         return self.experts.recipes.get(self.name) if isinstance(self.experts, QuantizedExperts) else None
 
 
-class ExpertProduct(QuantizedProduct):
+class ExpertProduct(WeightProduct):
     """One product of one expert, called with the expert's tokens, its matrix (out, in) and its bias or ``None``."""
 
     def forward(self, x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:

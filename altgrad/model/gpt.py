@@ -10,7 +10,8 @@ same distribution, that of Karpathy's nanoGPT: standard deviation 0.02, residual
 Every matrix product with a weight is an ``nn.Linear`` with a name that a recipe can address:
 ``blocks.<n>.attn.qkv``, ``blocks.<n>.attn.out``, ``blocks.<n>.mlp.up``, ``blocks.<n>.mlp.down`` and ``head``; with
 SwiGLU also ``blocks.<n>.mlp.gate``; with experts ``blocks.<n>.mlp.experts.<e>.up`` and so on. The router of a mixture
-is no ``nn.Linear``: it stays in float32 in every recipe.
+is no ``nn.Linear``: it stays in float32 in every recipe. Rules may also name attention's own products,
+``blocks.<n>.attn.scores`` and ``blocks.<n>.attn.values``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from altgrad.model.layers import linear_layers
+from altgrad.model.quantized.attention import LARGEST_PROBABILITY, Product, attend
 from altgrad.numerics.compile_utils import materialized
 
 INITIAL_STD = 0.02
@@ -142,6 +144,7 @@ class Attention(nn.Module):
         self.dropout = config.dropout
         self.qkv = nn.Linear(config.width, (self.heads + 2 * self.groups) * self.size, bias=config.bias)
         self.out = nn.Linear(self.heads * self.size, config.width, bias=config.bias)
+        self.scores, self.values = Product(), Product(left_amax=LARGEST_PROBABILITY)
         self.q_norm = nn.RMSNorm(self.size, eps=config.norm_eps) if config.qk_norm else None
         self.k_norm = nn.RMSNorm(self.size, eps=config.norm_eps) if config.qk_norm else None
         self.rotary = rotary
@@ -165,7 +168,10 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         q, k, v = self.split(self.qkv(x))
         dropout = self.dropout if self.training else 0.0
-        if mask is None:
+        if not (isinstance(self.scores, Product) and isinstance(self.values, Product)):
+            mask = _later_masked(torch.arange(x.shape[1], device=x.device)) if mask is None else mask
+            y = attend((self.scores, self.values), q, k, v, mask, q.shape[-1] ** -0.5, dropout).to(q.dtype)
+        elif mask is None:
             y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         else:
             y = _plain_attention(q, k, v, mask, dropout)
@@ -190,8 +196,14 @@ def _causal_mask(positions: Tensor) -> Tensor | None:
     """
     if positions.device.type != "cpu" or len(positions) > SHORT_CONTEXT:
         return None
+    return _later_masked(positions)
+
+
+def _later_masked(positions: Tensor) -> Tensor:
+    """Return float32 (length, length): -inf where the column's position is after the row's, else 0."""
     later = positions > positions[:, None]
-    return materialized(torch.zeros(later.shape, dtype=torch.float32).masked_fill(later, -math.inf))
+    zeros = torch.zeros(later.shape, dtype=torch.float32, device=positions.device)
+    return materialized(zeros.masked_fill(later, -math.inf))
 
 
 class MLP(nn.Module):

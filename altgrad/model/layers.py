@@ -16,6 +16,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from altgrad.config.models import Lora
 from altgrad.config.recipe import LayerRecipe, TensorRecipe
+from altgrad.model.quantized.attention import Product, QuantizedProduct
 from altgrad.model.quantized.linear import QuantizedLinear, weight_and_bias
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.model.torchao import torchao_linear
@@ -82,6 +83,11 @@ def linear_layers(model: nn.Module) -> dict[str, Any]:
     return {name: module for name, module in model.named_modules() if is_linear(module)}
 
 
+def attention_products(model: nn.Module) -> dict[str, nn.Module]:
+    """Return dotted name -> product of attention in ``model``, plain or quantized, in the order of its modules."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, Product | QuantizedProduct)}
+
+
 def embedded_weights(model: nn.Module) -> set[nn.Parameter]:
     """Return the weights of the embeddings in ``model``.
 
@@ -112,15 +118,19 @@ def virtual_weight(layer: nn.Module) -> TensorRecipe | None:
 
 
 def quantized_layer(layer: nn.Module, recipe: LayerRecipe) -> nn.Module:
-    """Return a layer quantized by ``recipe`` that shares the parameters and the hooks of ``layer``."""
+    """Return ``layer``, or product of attention, quantized by ``recipe``, with its parameters and hooks."""
+    if isinstance(layer, Product):
+        return with_hooks_of(layer, QuantizedProduct(recipe, layer.left_amax))
     if recipe.torchao is None:
         return with_hooks_of(layer, QuantizedLinear.from_linear(layer, recipe, transposed=is_transposed(layer)))
     assert isinstance(layer, nn.Linear)  # `matched_layers` refuses others
     return with_hooks_of(layer, torchao_linear(layer, recipe))
 
 
-def plain_layer(layer: QuantizedLinear | nn.Linear) -> nn.Module:
-    """Return an unquantized layer that shares the parameters and the hooks of ``layer``."""
+def plain_layer(layer: QuantizedLinear | QuantizedProduct | nn.Linear) -> nn.Module:
+    """Return an unquantized layer or product that shares the parameters and the hooks of ``layer``."""
+    if isinstance(layer, QuantizedProduct):
+        return with_hooks_of(layer, Product(layer.left_amax).train(layer.training))
     if isinstance(layer, QuantizedLinear) and layer.replaced:
         plain = layer.replaced[0]
     else:

@@ -26,7 +26,9 @@ from altgrad.model.experts import (
     require_of_experts,
     router_weights,
 )
+from altgrad.model.interface import adopt, give_back, interface_products, product_names
 from altgrad.model.layers import (
+    attention_products,
     is_transposed,
     layer_recipe,
     plain_layer,
@@ -40,7 +42,7 @@ from altgrad.model.quantized.data_parallel import (
     require_resharding,
     share_rows,
 )
-from altgrad.model.quantized.linear import QuantizedLinear, QuantizedProduct
+from altgrad.model.quantized.linear import QuantizedLinear, QuantizedModule
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.model.torchao import require_as_stated
 
@@ -60,11 +62,12 @@ BEFORE, RESIZE = "fast_path_of_plain_layers", "resize_token_embeddings"
 
 
 def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
-    """Return dotted name -> recipe, for each layer of ``model`` that ``recipe`` quantizes or makes virtual.
+    """Return dotted name -> recipe, for each layer or product that ``recipe`` quantizes or makes virtual in ``model``.
 
     Raises ``TypeError`` if ``recipe`` is no `Recipe`, and ``ValueError``
 
-    - if a pattern matches no layer, or ``*`` leaves out most of the weights in products or meets PEFT's adapters;
+    - if a pattern matches no layer and no product of attention, or a product that a model computes in its own way;
+    - if ``*`` leaves out most of the weights in products or meets PEFT's adapters;
     - if a layer's weight is split over processes already;
     - if torchao cannot take a layer: a ``Conv1D``, or a size not divisible by 16, on every device alike;
     - if a rule has torchao, the native backend or a virtual weight for the weights of experts;
@@ -76,8 +79,11 @@ def matched_layers(model: nn.Module, recipe: Recipe) -> dict[str, LayerRecipe]:
     if any(rule.layers == EVERY_LAYER and rule.layer.quantizes for rule in recipe.rules):
         _require_no_adapters(model)
         _require_most(model)
-    matched = recipe.match(layers, {name for name, layer in layers.items() if layer.weight in routers})
+    of_routers = {name for name, layer in layers.items() if layer.weight in routers}
+    matched = recipe.match(layers, product_names(model, recipe, layers), of_routers)
     for name, spec in matched.items():
+        if name not in layers:
+            continue
         if is_sharded(layers[name].weight):
             raise ValueError(
                 f"the weight of layer {name} is split over processes already: quantize the model first, and shard it "
@@ -107,6 +113,10 @@ def quantize_model(
 ) -> Model:  # fmt: skip
     """Replace the linear layers and the experts that ``recipe`` matches, in place, and return ``model``.
 
+    Attention's products are replaced alike if a rule names them, ``blocks.*.attn.scores`` or in transformers
+    ``model.layers.*.self_attn.scores`` (see ATTENTION.md). A transformers model then has the attention implementation
+    ``altgrad`` in all its layers.
+
     Parameters, their ties (an embedding and a head), optimizers that hold them, and hooks on the layers' calls stay
     valid. A layer at several places in the model is replaced at each. Other modules do not change. A layer with a
     virtual weight is only marked, for :func:`virtual_weight`. A torchao layer is made for the device of its weight (see
@@ -128,13 +138,24 @@ def quantize_model(
     """
     layers = quantizable_layers(model)
     done = [name for name, layer in layers.items() if layer_recipe(layer) or virtual_weight(layer)]
+    done += [name for name, product in attention_products(model).items() if layer_recipe(product)]
     if done:
         raise ValueError(f"the model is already quantized (layer {done[0]}); quantize a fresh one")
     if sync_amax and not dist.is_initialized():
         raise ValueError("sync_amax needs torch.distributed.init_process_group before the model is quantized")
     replaced: dict[nn.Module, nn.Module] = {}
     of_experts: dict[nn.Module, dict[str, LayerRecipe]] = {}
-    for name, spec in matched_layers(model, recipe).items():
+    matched = matched_layers(model, recipe)
+    if not interface_products(model).keys().isdisjoint(matched):
+        adopt(model)
+    for name, spec in matched.items():
+        if name not in layers:
+            if sync_amax and any(t is not None and t.granularity == "head" for t in spec.tensors().values()):
+                raise ValueError(f"sync_amax has no scales of heads, which {name} has; take granularity tensor")
+            product = model.get_submodule(name)
+            device = next(model.get_submodule(name.rpartition(".")[0]).parameters()).device
+            replaced[product] = quantized_layer(product, spec).train(product.training).to(device)
+            continue
         if not name:
             raise ValueError("the model is itself a linear layer; put it in a module to quantize it")
         if isinstance(layers[name], ExpertWeight):
@@ -180,7 +201,9 @@ def unquantize_model(model: Model) -> Model:
             replaced[layer] = plain_layer(layer)
         elif virtual_weight(layer):
             del layer.virtual_weight
+    replaced |= {p: plain_layer(cast("Any", p)) for p in attention_products(model).values() if layer_recipe(p)}
     _replace(model, replaced)
+    give_back(model)
     for module in model.modules():  # undo `_adapt_surroundings`
         for kind, (name, _) in FAST_PATHS.items():
             if isinstance(module, kind) and BEFORE in vars(module):
@@ -281,7 +304,7 @@ def _share_constants(model: nn.Module) -> None:
     """Make quantizers with the same role, format and kind of scale share one constants tensor, for compiled graphs."""
     shared: dict[tuple[str, Format, str], Tensor] = {}
     for layer in model.modules():
-        if isinstance(layer, QuantizedProduct):
+        if isinstance(layer, QuantizedModule):
             for role, module in layer.quantizers.items():
                 quantizer = cast("Quantizer", module)
                 alike = role, quantizer.recipe.format, quantizer.recipe.scale

@@ -71,6 +71,8 @@ def _check_devices(cell: Cell) -> None:
             raise UserError(f"{where}: torchao's layers scale by what one process sees; remove torchao, or set it to 1")
         if rule.grad is not None and rule.grad.rounding == "MS-EDEN":
             raise UserError(f"{where}: MS-EDEN scales by what one process sees; round stochastically, or set it to 1")
+        if any(tensor is not None and tensor.granularity == "head" for tensor in rule.tensors().values()):
+            raise UserError(f"{where}: scales of heads are of what one process sees; take tensor, or set it to 1")
         for role in ("input", "grad"):
             tensor = getattr(rule, role)
             together = max(tensor.block if tensor is not None and tensor.keeps_scales else 1, rule.hadamard)

@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from altgrad.model.gpt import GPT, MLP, Attention, Block, Rotary
-from altgrad.model.quantized.linear import QuantizedLinear
+from altgrad.model.quantized.attention import Product, QuantizedProduct
+from altgrad.model.quantized.linear import QuantizedLinear, QuantizedModule
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics.compile_utils import ISOLATES, compile_apart
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 # `structure` reads everything that these modules depend on. A model with any other module has its own graph.
 KNOWN = {
-    GPT, Block, Attention, Rotary, MLP, QuantizedLinear, Quantizer,
+    GPT, Block, Attention, Rotary, MLP, Product, QuantizedLinear, QuantizedProduct, Quantizer,
     nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.ModuleList, nn.ModuleDict,
 }  # fmt: skip
 COMPUTE_DTYPES = torch.bfloat16, torch.float32
@@ -114,8 +115,8 @@ def _settings(module: nn.Module) -> Iterator[Hashable]:
     yield from (len(module._forward_pre_hooks), len(module._forward_hooks))
     if isinstance(module, GPT):
         yield module.config
-    elif isinstance(module, QuantizedLinear):
-        yield module.transposed
+    elif isinstance(module, QuantizedModule):
+        yield getattr(module, "transposed", False)
         yield from map(module.settings, COMPUTE_DTYPES)
     elif isinstance(module, Quantizer):
         yield from (module.scaling, module.learns)

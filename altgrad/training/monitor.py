@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from altgrad.model import linear_layers, matrix_of
 from altgrad.model.gpt import Block, Mixture, load_balance
 from altgrad.model.layers import quantizer_of
-from altgrad.model.quantized.linear import QuantizedProduct
+from altgrad.model.quantized.linear import QuantizedModule
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics.sums import (
     LOWEST_BINADE,
@@ -214,7 +214,7 @@ def _untouched(model: nn.Module) -> Iterator[None]:
 
     Inside, no weight requires a gradient: weight gradients would take a third of a step's products.
     """
-    quantized = [module for module in model.modules() if isinstance(module, QuantizedProduct) and module.training]
+    quantized = [module for module in model.modules() if isinstance(module, QuantizedModule) and module.training]
     learned = [p for p in model.parameters() if p.requires_grad]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:

@@ -13,7 +13,7 @@ import transformers as hf
 from torch import nn
 
 from altgrad.model import Recipe, account, quantize_model
-from altgrad.model.quantized.linear import QuantizedProduct
+from altgrad.model.quantized.linear import WeightProduct
 
 SIZES = {
     "vocab_size": 61, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -70,16 +70,16 @@ def test_quantized(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     quantize_model(net, Recipe.uniform("E4M3"))
     assert account(net).shares["quantized"] == pytest.approx(share)
     assert share >= QUANTIZED[family][1]
-    multiplied, called = QuantizedProduct.multiplied, set()
+    multiplied, called = WeightProduct.multiplied, set()
 
-    def noted(self: QuantizedProduct, *arguments: Any) -> Any:
+    def noted(self: WeightProduct, *arguments: Any) -> Any:
         called.add(self)
         return multiplied(self, *arguments)
 
-    monkeypatch.setattr(QuantizedProduct, "multiplied", noted)
+    monkeypatch.setattr(WeightProduct, "multiplied", noted)
     loss = net(input_ids=IDS, labels=IDS).loss
     loss.backward()
-    assert called == {module for module in net.modules() if isinstance(module, QuantizedProduct)}
+    assert called == {module for module in net.modules() if isinstance(module, WeightProduct)}
     assert 0 < abs(loss.item() - plain) < 0.1
     assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
 

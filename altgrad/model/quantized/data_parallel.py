@@ -32,7 +32,6 @@ from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics import encode_operand, quantize_operand
 from altgrad.numerics.scaling import scaling_amax
 
-SHARED_ROLES = ("input", "grad")  # a weight is the same in every process
 CODE_BITS = 8
 aten = torch.ops.aten
 #: Operations of FSDP2, module moves and checkpoints that return a `ByCodes`; all others return plain tensors.
@@ -66,8 +65,8 @@ def rows_not_shared(model: nn.Module) -> Iterator[None]:
 
 
 def _quantizers_of_rows(model: nn.Module) -> list[Quantizer]:
-    of_each = [getattr(module, "quantizers", {}) for module in model.modules()]
-    return [quantizers[role] for quantizers in of_each for role in SHARED_ROLES if role in quantizers]
+    modules: list[Any] = [module for module in model.modules() if hasattr(module, "shared_roles")]
+    return [m.quantizers[role] for m in modules for role in m.shared_roles if role in m.quantizers]
 
 
 # --- weights gathered as codes ----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from altgrad.config.recipe import ROLES, LayerRecipe
 from altgrad.formats import Format
 from altgrad.model.hardware import multiplies_bf16
-from altgrad.model.quantized.data_parallel import SHARED_ROLES, GatheredCodes, gathered_operands, is_sharded
+from altgrad.model.quantized.data_parallel import GatheredCodes, gathered_operands, is_sharded
 from altgrad.model.quantized.matmul import Edge, MatmulSettings, QuantizedMatmul
 from altgrad.model.quantized.operand import Operand, Operands
 from altgrad.model.quantized.quantizer import (
@@ -37,42 +37,32 @@ def exact_in_bfloat16(format: Format, scales: Format | None = None) -> bool:
     return format.fits(*BFLOAT16, scales=scales)
 
 
-class QuantizedProduct(nn.Module):
-    """A product ``x @ matrix.T`` that quantizes the matrix, ``x`` and the gradient of the result by ``recipe``.
+class QuantizedModule(nn.Module):
+    """A module that computes ``x @ matrix.T`` from quantized operands: of a layer, an expert or attention.
 
-    It keeps the state of the three tensors, and no parameter. The matrix is quantized anew in every forward pass.
+    Attributes:
+        recipe: how each role is quantized: ``input`` is x, ``weight`` the matrix, ``grad`` the product's gradient.
+        quantizers: role -> state, for each quantized role.
+        shared_roles: the roles whose tensors have other rows in each process that shares a batch.
     """
 
-    def __init__(self, recipe: LayerRecipe, device: torch.device) -> None:
+    shared_roles: tuple[str, ...]
+
+    def __init__(self, recipe: LayerRecipe) -> None:
         super().__init__()
         self.recipe = recipe
         specs = {role: spec for role, spec in recipe.tensors().items() if spec is not None}
         native = recipe.backend == "native"
         self.quantizers = nn.ModuleDict({role: Quantizer(spec, native) for role, spec in specs.items()})
-        self.quantizers.to(device)
         self.passes = CheckpointedPasses()
         self.exact = all(
             exact_in_bfloat16(spec.format, spec.block_scale) and not (spec.keeps_scales and spec.scale == "float32")
             for spec in specs.values()
         )
 
-    def multiplied(self, x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-        """Return ``x @ matrix.T + bias`` for ``x`` (..., in_features) and ``matrix`` (out_features, in_features).
-
-        The result has autocast's dtype, or that of ``x`` without autocast; with ``accumulate: float32`` it is float32.
-        """
-        device = x.device.type
-        autocast = torch.is_autocast_enabled(device)
-        compute_dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
-        y = self._product(x.reshape(-1, x.shape[-1]), matrix, self.settings(compute_dtype, device))
-        if bias is not None:
-            y = y + bias.to(y.dtype)
-        return y.reshape(*x.shape[:-1], y.shape[-1])
-
-    def load_constants(self, weight: Tensor) -> None:
-        """Make constants on the device of ``weight`` if a checkpoint brought it to a model on the meta device."""
-        if any(buffer.is_meta for buffer in self.quantizers.buffers()) and not weight.is_meta:
-            self.quantizers.to_empty(device=weight.device)
+    def extra_repr(self) -> str:
+        """Formats, for ``print(model)``."""
+        return ", ".join(f"{role}={name}" for role, name in self.recipe.format_names().items())
 
     def settings(self, compute_dtype: torch.dtype, device: str = "cpu") -> MatmulSettings:
         """Return the settings of a forward pass on a device of type ``device``, such as ``"cuda"``.
@@ -122,7 +112,8 @@ class QuantizedProduct(nn.Module):
         if quantizer is None:
             return OperandState()
         # Ranks that share a tensor's rows draw parts of one stream (`Operand.of`).
-        apart = role in SHARED_ROLES and quantizer.scaling.ranks == 1 and dist.is_available() and dist.is_initialized()
+        ranks = quantizer.scaling.ranks
+        apart = role in self.shared_roles and ranks == 1 and dist.is_available() and dist.is_initialized()
         return quantizer.state(self.training, dist.get_rank() if apart else 0)
 
     def _operand_states(self) -> OperandStates:
@@ -132,6 +123,7 @@ class QuantizedProduct(nn.Module):
         raise RuntimeError(NO_SCRIPT)
 
     def _product(self, x: Tensor, matrix: Tensor, settings: MatmulSettings) -> Tensor:
+        """Return ``x @ matrix.T`` for ``x`` (..., n, k) and ``matrix`` (..., m, k) of the same batch."""
         if torch.jit.is_tracing():
             raise RuntimeError(NO_SCRIPT)
         if is_sharded(matrix) or is_sharded(x):
@@ -172,10 +164,10 @@ class QuantizedProduct(nn.Module):
             quantizer = self.quantizer("weight")
             assert quantizer is not None
             return gathered_operands(matrix, quantizer, settings.operand_dtype)
-        scaling, dtype = settings.weight, settings.operand_dtype
-        forward = backward = Operand.of(matrix, scaling, state, 1, dtype, learns=learns, in_memory=True)
+        scaling, dtype, in_memory = settings.weight, settings.operand_dtype, "weight" not in self.shared_roles
+        forward = backward = Operand.of(matrix, scaling, state, 1, dtype, learns=learns, in_memory=in_memory)
         if scaling is not None and not scaling.once and torch.is_grad_enabled() and not settings.ms_eden:
-            backward = Operand.of(matrix, scaling, state, 0, dtype, in_memory=True)
+            backward = Operand.of(matrix, scaling, state, 0, dtype, in_memory=in_memory)
         return Operands(forward, backward)
 
     def _input_operands(
@@ -193,7 +185,37 @@ class QuantizedProduct(nn.Module):
         return Operands(forward, Operand.of(t, scaling, state, 0, dtype, overwrite=free, rotate=rotates))
 
 
-class QuantizedLinear(QuantizedProduct):
+class WeightProduct(QuantizedModule):
+    """A product of inputs with a weight that the caller passes; the weight is quantized anew in every forward pass."""
+
+    shared_roles = ("input", "grad")  # a weight is the same in every process
+
+    def __init__(self, recipe: LayerRecipe, device: torch.device) -> None:
+        super().__init__(recipe)
+        if any(spec is not None and spec.granularity == "head" for spec in recipe.tensors().values()):
+            raise ValueError("granularity head is for attention's products: a linear layer has no heads; take row")
+        self.quantizers.to(device)
+
+    def multiplied(self, x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+        """Return ``x @ matrix.T + bias`` for ``x`` (..., in_features) and ``matrix`` (out_features, in_features).
+
+        The result has autocast's dtype, or that of ``x`` without autocast; with ``accumulate: float32`` it is float32.
+        """
+        device = x.device.type
+        autocast = torch.is_autocast_enabled(device)
+        compute_dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
+        y = self._product(x.reshape(-1, x.shape[-1]), matrix, self.settings(compute_dtype, device))
+        if bias is not None:
+            y = y + bias.to(y.dtype)
+        return y.reshape(*x.shape[:-1], y.shape[-1])
+
+    def load_constants(self, weight: Tensor) -> None:
+        """Make constants on the device of ``weight`` if a checkpoint brought it to a model on the meta device."""
+        if any(buffer.is_meta for buffer in self.quantizers.buffers()) and not weight.is_meta:
+            self.quantizers.to_empty(device=weight.device)
+
+
+class QuantizedLinear(WeightProduct):
     """A linear layer that quantizes its weight, its input and the gradient of its output.
 
     It shares the parameters that it is given: ``weight`` (out_features, in_features), or (in, out) if ``transposed``,
@@ -268,8 +290,7 @@ class QuantizedLinear(QuantizedProduct):
 
     def extra_repr(self) -> str:
         """Sizes and formats, for ``print(model)``."""
-        formats = ", ".join(f"{role}={name}" for role, name in self.recipe.format_names().items())
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {formats}"
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {super().extra_repr()}"
 
 
 def weight_and_bias(layer: nn.Module) -> tuple[nn.Parameter, nn.Parameter | None]:

@@ -77,6 +77,8 @@ class MatmulSettings:
 class QuantizedMatmul(torch.autograd.Function):
     """``x @ weight.T`` for ``x`` (n, k) and ``weight`` (m, k), computed from their operands ``input`` and ``weight_q``.
 
+    Both may be batches of matrices of the same shape before n and m.
+
     The gradient through the rounding is one of three straight-through estimators of Yin et al. 2019
     (arXiv:1903.05662). It is the derivative of the identity, of the clipped ReLU (here 0 beyond both ends of the
     format), or of the ReLU (1 where the input is positive, else 0). The ReLU is for inputs alone, since a negative
@@ -194,10 +196,10 @@ def _second_derivatives(
     of_grad = of_x = of_weight = None
     if u is not None:
         u = x.gated(u.float())
-        of_grad, of_weight = u @ w_q.t(), weight.gated(g_rows.t() @ u)
+        of_grad, of_weight = u @ w_q.mT, weight.gated(g_rows.mT @ u)
     if v is not None:
         v = weight.gated(v.float())
-        of_grad, of_x = x_q @ v.t() if of_grad is None else of_grad + x_q @ v.t(), x.gated(g_columns @ v)
+        of_grad, of_x = x_q @ v.mT if of_grad is None else of_grad + x_q @ v.mT, x.gated(g_columns @ v)
     return of_grad, of_x, of_weight
 
 
@@ -293,8 +295,11 @@ def _emulated_product(a: Operand, b: Operand, fp32: bool, no_autocast: AbstractC
     with no_autocast:
         if a.values.dtype == torch.float32:
             y = a.values @ b.values
-        elif a.values.is_cuda:
+        elif a.values.is_cuda and a.values.ndim == 2:
             y = torch.mm(a.values, b.values, out_dtype=torch.float32)
+        elif a.values.is_cuda:
+            batches = a.values.flatten(0, -3), b.values.flatten(0, -3)
+            y = torch.bmm(*batches, out_dtype=torch.float32).unflatten(0, a.values.shape[:-2])
         elif fp32:
             y = a.values.float() @ b.values.float()
         else:

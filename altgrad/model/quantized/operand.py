@@ -60,13 +60,27 @@ class Operand(NamedTuple):
         cls, t: Tensor, scaling: ScaleSpec | None, state: OperandState, dim: int, dtype: torch.dtype, *,
         learns: str = "nothing", overwrite: bool = False, in_memory: bool = False, rotate: bool = False,
     ) -> Operand:  # fmt: skip
-        """Return the 2-d ``t``, quantized by ``state`` for a product that sums over ``dim``; without ``scaling``, cast.
+        """Return ``t`` (..., n, k), quantized by ``state`` for a product that sums over ``dim``; or cast.
 
-        The other options are the ones of `quantize_operand`.
+        ``dim`` is 0 for n and 1 for k. Without ``scaling`` the tensor is cast. Only a 2-d ``t`` can be rotated or have
+        tiles or codes. The other options are the ones of `quantize_operand`.
         """
         t, constants, history, stream = t.detach(), *state
         if scaling is None:
             return cls((rotate_rows(t) if rotate else t).to(dtype))
+        if t.ndim > 2:
+            turns = dim == 0 and not scaling.once
+            rows = t.movedim(-3, 0) if scaling.heads else t.mT if turns else t
+            flat = rows.flatten(1) if scaling.heads else rows.flatten(0, -2)
+            one = cls.of(flat, scaling, state, 1, dtype, learns=learns, overwrite=overwrite, in_memory=in_memory)
+            values, scale = one.values.reshape(rows.shape), one.scale
+            if scaling.heads:
+                assert scale is not None
+                return one._replace(values=values.movedim(0, -3), scale=scale.unsqueeze(-1))
+            if scale is not None and scale.ndim > 0:
+                scale = scale.reshape(*rows.shape[:-1], 1)
+            back = cls(values, scale).t() if turns else cls(values, scale)
+            return one._replace(values=back.values, scale=back.scale)
         assert constants is not None
         options = {"dim": dim, "dtype": scaling.hardware or dtype, **scaling.options}
         method, first = scaling.method, 0
@@ -84,8 +98,8 @@ class Operand(NamedTuple):
 
     def t(self) -> Operand:
         """Return the transposed operand, without ``constants`` and ``kept``."""
-        scale = self.scale if self.scale is None or self.scale.ndim == 0 else self.scale.t()
-        return Operand(self.values.t(), scale, blocks=None if self.blocks is None else self.blocks.t())
+        scale = self.scale if self.scale is None or self.scale.ndim == 0 else self.scale.mT
+        return Operand(self.values.mT, scale, blocks=None if self.blocks is None else self.blocks.t())
 
     def gated(self, gradient: Tensor) -> Tensor:
         """Return ``gradient``, which belongs to the operand's tensor, with zeros where ``kept`` is ``False``."""
@@ -179,8 +193,9 @@ def apply_scales(y: Tensor, scales: Sequence[Tensor | None]) -> Tensor:
     """Return ``y / (s_1 s_2)``; the result may overwrite ``y``.
 
     Args:
-        y: float32 (n, m).
-        scales: of the product's two factors, positive float32: 0-d, or (n, 1) and (1, m); ``None`` for 1.
+        y: float32 (..., n, m).
+        scales: of the product's two factors, positive float32: 0-d, or broadcastable to ``y``, such as (n, 1) and
+            (1, m); ``None`` for 1.
     """
     # Two scales of tensors are multiplied by each other first, in float64, which holds their product.
     single = [scale.double() for scale in scales if scale is not None and scale.ndim == 0]

@@ -36,13 +36,15 @@ class ScaleSpec:
     stochastic: bool  # draws random numbers while training
     ranks: int = 1
     ms_eden: bool = False  # of a gradient: both operands of both backward products are rounded by MS-EDEN
+    heads: bool = False  # a scale per head, over all else: each head is then a row
 
     @classmethod
     def of(cls, recipe: TensorRecipe, native: bool) -> ScaleSpec:
         """Return the fixed part of ``recipe``; ``native``: FP8 and FP4 units compute the products."""
         hardware = (FLOAT8 | {"E2M1": PACKED})[recipe.format.name] if native else None
-        options, rounding = tuple(recipe.scale_options.items()), recipe.rounding
-        return cls(options, recipe.reduce, hardware, rounding != "nearest", ms_eden=rounding == "MS-EDEN")
+        options, rounding, heads = recipe.scale_options, recipe.rounding, recipe.granularity == "head"
+        scale = tuple((options | ({"granularity": "row"} if heads else {})).items())
+        return cls(scale, recipe.reduce, hardware, rounding != "nearest", ms_eden=rounding == "MS-EDEN", heads=heads)
 
     @property
     def per_tensor(self) -> bool:
@@ -52,7 +54,7 @@ class ScaleSpec:
     @property
     def once(self) -> bool:
         """Whether the forward and the backward product use the same quantized values in the same layout."""
-        return self.options["granularity"] in ("tensor", "tile") and self.hardware != PACKED
+        return (self.options["granularity"] in ("tensor", "tile") and self.hardware != PACKED) or self.heads
 
     @property
     def options(self) -> dict[str, Any]:
@@ -92,6 +94,7 @@ class Quantizer(nn.Module):
         constants: the format and the block scales' format, as a tensor: so one compiled graph serves every format.
         history: amax values (delayed: the last ones; static: the first), 0 for a step that has not happened. Saved.
         stream: seed, tensor number and count of the last stochastic rounding. Saved, so a resumed run draws the next.
+        known: the amax that sets the scale in place of the tensor's own, for a tensor whose bound is known; else 0.
 
     Buffers follow the model to a device and keep their dtypes when it is cast. Leaving the ``meta`` device sets them to
     their values before the first step. A checkpoint loads with or without a history and a stream.
@@ -101,15 +104,18 @@ class Quantizer(nn.Module):
     history: Tensor | None
     stream: Tensor | None
 
-    def __init__(self, recipe: TensorRecipe, native: bool = False) -> None:
+    def __init__(self, recipe: TensorRecipe, native: bool = False, known: float = 0.0) -> None:
         super().__init__()
         self.recipe = recipe
+        self.known = known
         self.scaling = ScaleSpec.of(recipe, native)
         self.first = (0, 0)  # seed and tensor number of the stream
         self.register_buffer("constants", self._new("constants"), persistent=False)
         length = {"dynamic": None, "static": 1, "delayed": recipe.history}[recipe.scaling]
         self.register_buffer("history", None if length is None else torch.zeros(length, dtype=torch.float32))
         self.register_buffer("stream", self._new("stream") if self.scaling.stochastic else None)
+        if known:
+            self.hold().fill_(known)
 
     def _new(self, name: str) -> Tensor:
         """Return the value of the buffer ``name`` before the first step."""
@@ -117,7 +123,7 @@ class Quantizer(nn.Module):
             return format_constants(self.recipe.format, scale_format=self.recipe.scale)
         if name == "stream":
             return torch.tensor([*self.first, 0])
-        return torch.zeros(1 if self.history is None else len(self.history), dtype=torch.float32)
+        return torch.full((1 if self.history is None else len(self.history),), self.known, dtype=torch.float32)
 
     def count_from(self, seed: int, tensor: int) -> None:
         """Draw from now on the random numbers that belong to ``seed`` and tensor number ``tensor``, from the first."""
