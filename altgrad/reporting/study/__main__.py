@@ -180,8 +180,9 @@ def _comparisons(answers: Sequence[Answer], runs: RunTable) -> Table:
 
 
 def _size(one: ContrastResult, runs: RunTable) -> str:
-    """Return the parameters and tokens of a comparison's runs, such as "0.17 M, 0.2 M"."""
+    """Return the parameters and tokens of a comparison's runs that ended, such as "0.17 M, 0.2 M"."""
     rows = runs.of_experiment(*{run.experiment for run in one.runs})
+    rows = rows[rows.status == "ok"]
     sizes = [sorted(set(rows[name].dropna())) for name in ("parameters", "tokens")]
 
     def millions(value: float) -> str:
