@@ -177,7 +177,7 @@ def at_one(name: str, value: float):
         ({"n_layer": 1}, dict, r"has h\.1\..*, which GPT-2's published layout has not"),
         ({}, without("transformer.ln_f.bias"), "has no ln_f.bias"),
         ({"bias": False}, dict, "ln_f.bias is not zero, but .* says bias: false"),
-        ({}, lambda t: t | {"lm_head.weight": torch.ones(61, 32)}, "the head is the token embedding"),
+        ({}, lambda t: t | {"lm_head.weight": torch.ones(61, 32)}, "the head of this GPT is by"),
         ({"tie_word_embeddings": False}, dict, "tie_word_embeddings is False"),
         ({"scale_attn_by_inverse_layer_idx": True}, dict, "scale_attn_by_inverse_layer_idx is True"),
         ({"activation_function": "relu"}, dict, "activation_function 'relu' is none of gelu"),

@@ -214,7 +214,9 @@ def in_recipe(cell: Cell, rules: dict[str, object]) -> Cell:
 def test_what_monitors_record_is_what_the_table_says(tokens, tmp_path) -> None:
     block = {"format": "E4M3", "granularity": "block", "block": 8, "scale": "E8M0"}
     rules = {"layers": "*", "weight": block, "input": block, "grad": block}
-    cells = {"out": make_cell(), "blocks": in_recipe(make_cell(), rules)}
+    plain = make_cell().model_dump(mode="json")
+    mixture = Cell.model_validate(plain | {"model": plain["model"] | {"experts": 2}})
+    cells = {"out": make_cell(), "blocks": in_recipe(make_cell(), rules), "experts": mixture}
     for name, cell in cells.items():
         train_cell(cell, tokens, tmp_path / name, tmp_path / f"{name}-root")
     rows = pd.concat([pd.read_parquet(tmp_path / name / "monitors.parquet") for name in cells])
