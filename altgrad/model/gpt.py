@@ -249,7 +249,7 @@ class Router(nn.Module):
 class Mixture(nn.Module):
     """A mixture of experts without a capacity: each token's output is the weighted sum of those of its experts.
 
-    An expert that no token chooses is not called. `GPT` trains the router with the load-balancing loss of Switch
+    An expert that no token chooses has gradients of zero. `GPT` trains the router with the load-balancing loss of Switch
     Transformers too (arXiv:2101.03961, equation 4): ``balance * experts * sum_e f_e p_e``, with f_e the share of the
     choices that are for expert e and p_e its mean probability. It is ``balance`` if all experts are chosen alike.
 
@@ -284,7 +284,9 @@ class Mixture(nn.Module):
         tokens = order // chosen.shape[1]
         counts = torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
         parts = zip(self.experts, x[tokens].split(counts), strict=True)
-        y = torch.cat([expert(part) for expert, part in parts if len(part)])
+        # An expert without tokens sees a zero whose output is dropped, so that each weight has a gradient, of zero.
+        zero = x.new_zeros(1, x.shape[1])
+        y = torch.cat([expert(part) if len(part) else expert(zero)[:0] for expert, part in parts])
         y = y.float() * weights.flatten()[order].unsqueeze(-1)
         return torch.zeros_like(x, dtype=torch.float32).index_add(0, tokens, y)
 
