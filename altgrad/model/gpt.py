@@ -249,9 +249,9 @@ class Router(nn.Module):
 class Mixture(nn.Module):
     """A mixture of experts without a capacity: each token's output is the weighted sum of those of its experts.
 
-    An expert that no token chooses has gradients of zero. `GPT` trains the router with the load-balancing loss of Switch
-    Transformers too (arXiv:2101.03961, equation 4): ``balance * experts * sum_e f_e p_e``, with f_e the share of the
-    choices that are for expert e and p_e its mean probability. It is ``balance`` if all experts are chosen alike.
+    An expert that no token chooses has gradients of zero. `GPT` trains the router with the load-balancing loss of
+    Switch Transformers too (arXiv:2101.03961, equation 4): ``balance * experts * sum_e f_e p_e``, with f_e the share of
+    the choices that are for expert e and p_e its mean probability. It is ``balance`` if all experts are chosen alike.
 
     Attributes:
         penalty: that loss of the last forward pass in training, until `GPT` takes it.
