@@ -165,7 +165,7 @@ def gradients(module: nn.Module, *, empty: int = 3, seed: int = 1, second: bool 
 
 
 def of_loop(family: str, found: dict[str, Tensor], names: list[str]) -> dict[str, Tensor]:
-    """Return what `gradients` found for a `Loop` under the names that a module of experts has, stacked."""
+    """Return the gradients of a `Loop`, stacked over experts, under the parameter names of a module of experts."""
     result = {name: found[name] for name in ("y", "dx", "dweights") if found[name] is not None}
     for part, name in zip(("up", "down"), names, strict=True):
         for kind, suffix in (("weight", ""), ("bias", "_bias")):
