@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from altgrad.config.recipe import LayerRecipe
 from altgrad.model.layers import is_linear, with_hooks_of
+from altgrad.model.mixture import by_expert
 from altgrad.model.quantized.linear import WeightProduct
 
 #: The flags of ``use_experts_implementation``. A module with another flag does work that is not known here.
@@ -97,9 +98,8 @@ class QuantizedExperts(nn.Module):
         names = weight_names(plain)
         matrices = [self._each(name, transposed=plain.is_transposed) for name in names]
         biases = [self._each(f"{name}_bias") if plain.has_bias else [None] * len(matrices[0]) for name in names]
-        experts = top_k_index.flatten()
-        counts = torch.bincount(experts, minlength=len(matrices[0])).tolist()
-        chosen = experts.argsort(stable=True).split(counts)
+        order, counts = by_expert(top_k_index, len(matrices[0]))
+        chosen = order.split(counts)
         dtype = torch.promote_types(hidden_states.dtype, top_k_weights.dtype)
         total = torch.zeros_like(hidden_states, dtype=dtype)
         for expert in range(len(matrices[0])):

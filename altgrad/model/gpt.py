@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from altgrad.model.layers import linear_layers
+from altgrad.model.mixture import Mixture
 from altgrad.model.quantized.attention import LARGEST_PROBABILITY, Product, attend
 from altgrad.numerics.compile_utils import materialized
 
@@ -226,83 +227,6 @@ class MLP(nn.Module):
         return self.down(F.gelu(self.up(x), approximate=self.approximate))
 
 
-class Router(nn.Module):
-    """Chooses the experts of each token by ``x @ weight.T``, in float32 always. Its weight is (experts, width)."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(config.experts, config.width))
-        self.active = config.active
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return, for ``x`` (tokens, width), the probabilities of all experts, the chosen ones and their weights.
-
-        probabilities: float32 (tokens, experts). chosen: int64 (tokens, active). weights: float32 of that shape, the
-        chosen ones' probabilities divided by their sum, as in Mixtral (arXiv:2401.04088).
-        """
-        with torch.autocast(x.device.type, enabled=False):
-            probabilities = torch.softmax(x.float() @ self.weight.float().t(), dim=-1)
-        weights, chosen = probabilities.topk(self.active, dim=-1)
-        return probabilities, chosen, weights / weights.sum(dim=-1, keepdim=True)
-
-
-class Mixture(nn.Module):
-    """A mixture of experts without a capacity: each token's output is the weighted sum of those of its experts.
-
-    An expert that no token chooses has gradients of zero. `GPT` trains the router with the load-balancing loss of
-    Switch Transformers too (arXiv:2101.03961, equation 4): ``balance * experts * sum_e f_e p_e``, with f_e the share of
-    the choices that are for expert e and p_e its mean probability. It is ``balance`` if all experts are chosen alike.
-
-    Attributes:
-        penalty: that loss of the last forward pass in training, until `GPT` takes it.
-    """
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.balance = config.balance
-        self.penalty: Tensor | None = None
-        self.router = Router(config)
-        self.experts = nn.ModuleList(MLP(config) for _ in range(config.experts))
-
-    def forward(self, x: Tensor) -> Tensor:
-        flat = x.flatten(0, -2)
-        probabilities, chosen, weights = self.router(flat)
-        if self.training:
-            self.penalty = self.balance * load_balance(probabilities, chosen)
-        return self._mixed(flat, chosen, weights).view_as(x)
-
-    def take_penalty(self) -> Tensor:
-        """Return `penalty` and forget it."""
-        penalty, self.penalty = self.penalty, None
-        assert penalty is not None, "the forward pass in training sets it"
-        return penalty
-
-    # A graph would be compiled anew for each number of an expert's tokens. torch.compiler.disable loads the compiler.
-    @torch._disable_dynamo
-    def _mixed(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        order = chosen.flatten().argsort(stable=True)
-        tokens = order // chosen.shape[1]
-        counts = torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
-        parts = zip(self.experts, x[tokens].split(counts), strict=True)
-        # An expert without tokens sees a zero whose output is dropped, so that each weight has a gradient, of zero.
-        zero = x.new_zeros(1, x.shape[1])
-        y = torch.cat([expert(part) if len(part) else expert(zero)[:0] for expert, part in parts])
-        y = y.float() * weights.flatten()[order].unsqueeze(-1)
-        return torch.zeros_like(x, dtype=torch.float32).index_add(0, tokens, y)
-
-
-def load_balance(probabilities: Tensor, chosen: Tensor) -> Tensor:
-    """Return ``experts * sum_e f_e p_e`` as in :class:`Mixture`, 1 if all experts are chosen alike; differentiable.
-
-    probabilities, chosen: as `Router` returns them.
-    """
-    experts = probabilities.shape[-1]
-    shares = torch.zeros(experts, device=chosen.device).scatter_add(
-        0, chosen.flatten(), torch.full((chosen.numel(),), 1 / chosen.numel(), device=chosen.device)
-    )
-    return experts * (shares * probabilities.mean(dim=0)).sum()
-
-
 class Block(nn.Module):
     """Attention and MLP or experts, each after a norm and inside a residual connection."""
 
@@ -311,7 +235,8 @@ class Block(nn.Module):
         self.norm1 = make_norm(config)
         self.attn = Attention(config, rotary)
         self.norm2 = make_norm(config)
-        self.mlp = Mixture(config) if config.experts else MLP(config)
+        experts = nn.ModuleList(MLP(config) for _ in range(config.experts))
+        self.mlp = Mixture(experts, config.width, config.active, config.balance) if config.experts else MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:

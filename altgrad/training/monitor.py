@@ -26,8 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from altgrad.model import linear_layers, matrix_of
-from altgrad.model.gpt import Block, Mixture, load_balance
+from altgrad.model.gpt import Block
 from altgrad.model.layers import quantizer_of
+from altgrad.model.mixture import Mixture, load_balance
 from altgrad.model.quantized.linear import QuantizedModule
 from altgrad.model.quantized.quantizer import Quantizer
 from altgrad.numerics.sums import (

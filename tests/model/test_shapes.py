@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 from altgrad.config import UserError, load_params
 from altgrad.config.models import Model, published_sizes
 from altgrad.model import GPT, GPTConfig, Recipe, account, load_published, quantize_model, save_published
-from altgrad.model.gpt import load_balance
+from altgrad.model.mixture import load_balance
 from altgrad.training.graphs import compile_model
 from altgrad.training.monitor import TensorMonitor
 
