@@ -33,6 +33,7 @@ from altgrad.training import machine
 LIMIT_S, CPU_LIMIT_S = 115.0, 600.0  # time limit of an item, on a GPU and elsewhere; a slower item fails
 ARMS_FORMAT = "E4M3"
 SAME_GRAPH = ("E3M4", "E7M0")  # formats that use E4M3's graph: a format enters a graph as a tensor
+SHAPED = (BASELINE, "E4M3", "MXFP8, all tensors", "NVFP4, all tensors", "attention in E4M3", "attention in MXFP8")
 Rows = dict[str, list[dict[str, Any]]]  # {part of the record: results}
 
 
@@ -43,6 +44,7 @@ class Sizes:
     Attributes:
         operands: shape of the tensor that is quantized.
         steps: (model, batch) of the training steps.
+        shapes: the same of models of other shapes, with the contestants of `SHAPED` alone.
         vocabulary: vocabulary size of these models.
         rounds: number of timed steps of each contestant.
         optimizers: names of the optimizers to time, on the last model in ``steps``.
@@ -61,6 +63,7 @@ class Sizes:
     optimizers: tuple[str, ...]
     jobs: tuple[int, ...]
     parts_of: dict[str, int]
+    shapes: tuple[tuple[str, int], ...] = ()
     changed: dict[str, int] = field(default_factory=dict)
     entries: tuple[str, ...] | None = None
     operand_entries: tuple[str, ...] | None = None
@@ -85,6 +88,7 @@ ON_GPU = Sizes(
 ON_CPU = Sizes(
     operands=(1 << 12, 1024),
     steps=(("nano", 16), ("micro", 16)),
+    shapes=(("llama-nano", 16), ("moe-nano", 16)),
     vocabulary=4096,
     rounds=15,
     optimizers=(
@@ -192,9 +196,11 @@ class Session:
         yield Item("operands", lambda: {"operands": operands.measure(sizes.operands, rounds, self.device, made)})
         if sizes is not ON_CPU:  # on a CPU, parallel processes compile no faster
             yield from (Item("graphs of steps", partial(self._compile, *size), 2) for size in sizes.steps)
-        for model, batch in sizes.steps:
+        for model, batch in (*sizes.steps, *sizes.shapes):
             size = "" if len(sizes.steps) == 1 else f"{model}, batch {batch}: "
             for entry in self.entries():
+                if (model, batch) in sizes.shapes and entry.name not in SHAPED:
+                    continue
                 yield Item(f"step: {size}{entry.name}", partial(self._step, model, batch, entry))
         yield from (Item(f"optimizer: {name}", partial(self._optimizer, name)) for name in sizes.optimizers)
         for jobs in sizes.jobs:

@@ -32,7 +32,7 @@ from altgrad.benchmark.timing import in_turn, ratio, seconds
 from altgrad.common.errors import run_stage
 from altgrad.config.recipe import TORCHAO_RECIPES, Rule
 from altgrad.config.tensor_recipe import BLOCK_FORMATS
-from altgrad.model import GPT, GPTConfig, Recipe, linear_layers, quantize_model
+from altgrad.model import GPT, GPTConfig, Recipe, quantize_model
 from altgrad.model.hardware import has_products, select_device
 from altgrad.optim import Arm, build_optimizer
 from altgrad.optim.update_gpu import Kernels
@@ -44,6 +44,7 @@ CLIP = 1.0
 STEPS = 3
 MB = 1e6
 COMPILED_AT_A_TIME = 6
+ATTENTION = {"E4M3": "E5M2", "MXFP8": "MXFP8"}  # format of attention's products and of their gradients
 
 
 class Contestant(NamedTuple):
@@ -74,7 +75,7 @@ def contestants(device: torch.device) -> list[Contestant]:
     eden = {"weight": four_six, "input": four_six, "grad": {**nvfp4, "rounding": "MS-EDEN"}}
     both = [
         Contestant(BASELINE),
-        *[Contestant(name, Recipe.uniform(name)) for name in ("E4M3", "E3M4", "E7M0")],
+        *[Contestant(name, Recipe.uniform(name)) for name in ("E4M3", "E3M4", "E7M0", "POSIT8")],
         Contestant("E4M3, delayed scaling", Recipe.uniform("E4M3", scaling="delayed")),
         Contestant("E4M3, a scale per row", Recipe.uniform("E4M3", granularity="row")),
         Contestant("E4M3, a scale per block", Recipe.uniform("E4M3", granularity="block", scale="E8M0")),
@@ -83,6 +84,7 @@ def contestants(device: torch.device) -> list[Contestant]:
         Contestant("NVFP4 as published", ruled("blocks.*", head=False, **published)),  # all layers but the head in it
         Contestant("NVFP4, MS-EDEN", ruled("blocks.*", head=False, **eden)),  # QUARTET_II of params.yaml
         Contestant("E4M3, codes kept", Recipe.uniform("E4M3", save="codes")),
+        *[Contestant(f"attention in {name}", attention_in(name, grad)) for name, grad in ATTENTION.items()],
         *[Contestant(f"E4M3, torchao {name}", ruled("blocks.*", head=False, torchao=name)) for name in TORCHAO_RECIPES],
     ]
     if device.type == "cpu":
@@ -108,6 +110,12 @@ def ruled(layers: str = "*", head: bool = True, **settings: Any) -> Recipe:
     if head:
         rules.append(Rule(layers="head", weight=settings["weight"], grad=settings["grad"]))
     return Recipe(rules=tuple(rules))
+
+
+def attention_in(name: str, grad: str) -> Recipe:
+    """Return the recipe that quantizes attention's two products and nothing else."""
+    products = ("blocks.*.attn.scores", "blocks.*.attn.values")
+    return Recipe(rules=tuple(Rule(layers=layers, weight=name, input=name, grad=grad) for layers in products))
 
 
 def all_in(name: str, grad: Any = None) -> Recipe:
@@ -156,14 +164,9 @@ class Step:
 
 
 def matmul_operations(config: GPTConfig, batch: int) -> int:
-    """Return the floating-point operations of the linear layers in a training step on ``batch`` sequences.
-
-    Each layer has one product in the forward pass and two in the backward pass. A multiply-add counts as two.
-    """
+    """Return the floating-point operations of the linear layers in a training step on ``batch`` sequences."""
     with torch.device("meta"):
-        model = GPT(config)
-    weights = sum(layer.weight.numel() for layer in linear_layers(model).values())
-    return 3 * 2 * weights * batch * config.context
+        return GPT(config).flops_per_token(attention=False) * batch * config.context
 
 
 def result(name: str, config: GPTConfig, batch: int, first: float, taken: dict[str, list[float]]) -> dict[str, Any]:

@@ -326,17 +326,19 @@ class GPT(nn.Module):
             return F.binary_cross_entropy_with_logits(logits.float(), targets, pos_weight=weights, reduction=reduction)
         return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction=reduction)
 
-    def flops_per_token(self) -> int:
+    def flops_per_token(self, attention: bool = True) -> int:
         """Return the number of floating-point operations per token of a training step at full context length.
 
-        It counts one product forward and two backward for each linear layer, attention with its masked products, and
-        a classifier's head as if it saw every token. Of a mixture it counts the experts that a token passes through.
+        It counts one product forward and two backward for each linear layer, ``attention`` with its masked products,
+        and a classifier's head as if it saw every token. Of a mixture it counts the experts that each token passes
+        through.
         """
         config, linear = self.config, 0
         for name, layer in linear_layers(self).items():
             linear += layer.weight.numel() * (config.active if ".experts.0." in name else ".experts." not in name)
         linear += config.layers * config.experts * config.width  # routers
-        return 6 * linear + 12 * config.layers * config.context * config.heads * config.head_size
+        scores = config.context * config.heads * config.head_size if attention else 0
+        return 6 * linear + 12 * config.layers * scores
 
     def drawn(self, logits: Tensor, generator: torch.Generator) -> Tensor:
         """Return targets for `loss`, drawn from the distribution that `forward`'s logits predict."""

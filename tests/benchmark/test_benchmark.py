@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ SMALL = GPTConfig(vocab_size=2048, layers=1, width=64, heads=2, context=64)
 def test_operations_are_those_of_three_products_per_layer():
     weights = 16 * (3 * 16 + 16 + 2 * 64) + 64 * 16  # attention, MLP, head
     assert matmul_operations(TINY, batch=4) == 3 * 2 * weights * 4 * 8
+    mixture = dataclasses.replace(TINY, experts=4, active=2)  # an MLP more per token, and a router
+    assert matmul_operations(mixture, batch=4) == 3 * 2 * (weights + 16 * 2 * 64 + 4 * 16) * 4 * 8
     assert gemm_rate(torch.float32, CPU) > 0
 
 

@@ -207,7 +207,7 @@ def test_the_monitor_logs_the_balance_of_each_block() -> None:
     assert set(found) == set(blocks) and found["blocks.1"] == seen[0]
 
 
-@pytest.mark.parametrize("name", ["pico", "llama-pico", "llama-nano", "llama-micro", "moe-pico"])
+@pytest.mark.parametrize("name", ["pico", "llama-pico", "llama-nano", "llama-micro", "moe-pico", "moe-nano"])
 def test_parameters_are_those_of_the_settings_and_of_the_model_of_the_same_name(name: str) -> None:
     models, vocabulary = load_params().models, 1024 if "pico" in name else 4096
     with torch.device("meta"):
