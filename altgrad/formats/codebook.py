@@ -1,7 +1,5 @@
 """Codebooks: a format's values and thresholds as float32 tables, in which optimizer states are encoded."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache, cached_property
 

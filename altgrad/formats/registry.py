@@ -6,8 +6,6 @@ optionally followed by ``FN``, ``IEEE`` or ``FNUZ`` for its special codes; witho
 baseline, not the format BF16.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict
 from functools import cache

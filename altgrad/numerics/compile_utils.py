@@ -1,7 +1,5 @@
 """Helpers for code that `torch.compile` traces. Importing them does not load the compiler."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from itertools import count

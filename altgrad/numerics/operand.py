@@ -9,8 +9,6 @@ takes 0.6 ms instead of 4.6. Loops also update amax histories, which would other
 `encode_operand` and `decode_operand` keep an operand between the forward and the backward pass in one byte per element.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -26,8 +26,6 @@ Inf or NaN has none.
 Block scales in any other format stand under a float32 scale of the tensor: `two_level`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -31,8 +31,6 @@ the smaller squared error. Its m is the largest power of two that leaves room fo
 the first: 256 in E4M3. Errors are summed in float32, for each block as a tree, in one order everywhere.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """``ArmOptimizer``: applies an arm to a model's weights, as a ``torch.optim.Optimizer``."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping

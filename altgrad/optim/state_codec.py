@@ -13,8 +13,6 @@ differences between math libraries rarely change a code.
 Infinities saturate. NaN, which finite gradients never cause, is stored as the largest value.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager

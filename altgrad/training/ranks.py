@@ -12,8 +12,6 @@ Process 0 is the stage itself. It alone records, writes checkpoints and is told 
 alone, on whole weights and the whole batch. A checkpoint does not depend on the number of processes.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

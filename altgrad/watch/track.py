@@ -8,8 +8,6 @@ the logged rows under the column names of history.csv, and at the end the number
 place that its own environment variables name, or else below ``scratch/tracking``.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -19,8 +19,6 @@ reciprocals, and its product with a sum, must stay in the range of float32.
 for each of its rows. Both tensors' scales are applied to the float32 sum before the sum is rounded.
 """
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
