@@ -1,7 +1,5 @@
 """The settings of an optimizer's state that is stored in a format: section ``state`` of an arm."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 

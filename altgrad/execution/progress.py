@@ -3,8 +3,6 @@
 If the output goes to a file, a line every half minute replaces the bar.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

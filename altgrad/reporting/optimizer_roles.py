@@ -4,8 +4,6 @@ A grid's settings determine the role. Runs of other programs have no such settin
 `ROLE`, as an `OptimizerRole` or an `EntryRole`.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Hashable
 from typing import Any, NamedTuple
