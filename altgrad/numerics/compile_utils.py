@@ -25,11 +25,6 @@ def constant_in_graphs(function: Function) -> Function:
     return function
 
 
-def sent(t: Tensor, device: torch.device) -> Tensor:
-    """Return a copy of the CPU tensor ``t`` on ``device``, without waiting for the work queued there."""
-    return t.to(device, non_blocking=True)
-
-
 def converted(t: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``t`` in ``dtype``, and ``t`` itself if it has that dtype.
 

@@ -29,7 +29,6 @@ from altgrad.formats.floats import FloatFormat
 from altgrad.formats.registry import Codebook
 from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.numerics import compute_scale, loops, uniform
-from altgrad.numerics.compile_utils import sent
 from altgrad.optim.sharded import from_part, local, parts_by_rows
 
 #: Lower bound of a group's amax, as in torchao and bitsandbytes; a group of zeros has it.
@@ -224,7 +223,7 @@ def decoded(coding: Coding, state: Mapping[str, Tensor], name: str, p: Tensor) -
 
 def _stream_of(name: str, stream: tuple[int, int, int], device: torch.device) -> Tensor:
     seed, tensor, step = stream
-    return sent(torch.tensor([seed, tensor + STREAMS[name], step]), device)
+    return torch.tensor([seed, tensor + STREAMS[name], step]).to(device, non_blocking=True)
 
 
 # --- for the loops ------------------------------------------------------------------------------------
