@@ -4,8 +4,6 @@ A command is a package with a ``__main__.py`` or a module that runs as the main 
 says what it does. The list is read from the sources on each call, without importing them.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import re

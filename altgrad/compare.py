@@ -3,8 +3,6 @@
 This file gives the command its name, ``altgrad compare``; `altgrad.reporting.external` does the work.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Results go to reports/bench/<machine>.json. A measurement that was interrupted goes on where it stopped.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -5,8 +5,6 @@ twice, first for its amax, therefore has fewer GB/s. `CALLS` calls are timed tog
 as long as a small kernel runs.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -5,8 +5,6 @@ In a record, ``sessions`` maps a session's number to its command, commit and ver
 results is dropped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any

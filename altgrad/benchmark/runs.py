@@ -5,8 +5,6 @@ used, since a rented machine lacks it. ``python -m altgrad.benchmark.runs KEY ..
 from a few steps of each; `altgrad.execution` calls it for estimates.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

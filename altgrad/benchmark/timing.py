@@ -1,7 +1,5 @@
 """Times calls, alternating between several functions, and measures copy bandwidth and matrix product rate."""
 
-from __future__ import annotations
-
 import random
 import statistics
 import time

@@ -1,7 +1,5 @@
 """Commands: how one was called, how a signal ends it, and how it ends when nobody reads its output (``| head``)."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -7,8 +7,6 @@ One small file per stage has the digests of its packages, and all runs of the st
 named the packages, DVC would read, hash and write the same lines for each of thousands of runs.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

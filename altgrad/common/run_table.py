@@ -3,8 +3,6 @@
 This module imports nothing slow, because a training script should not wait for it.
 """
 
-from __future__ import annotations
-
 import csv
 import errno
 import fcntl

@@ -3,8 +3,6 @@
 The check loads neither the corpus nor the model. Stage `grid` makes the checks that need them.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -4,8 +4,6 @@ A section of settings is declared once and used in three places. In params.yaml 
 names. In Python, the registered `Format` replaces its name.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast, get_args, get_origin

@@ -4,13 +4,11 @@ The file of a cell holds everything that decides its result except the tokens an
 DVC trains a cell again exactly when one of its own settings has changed.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from altgrad.common.files import canonical_json, read_json, write_json, write_text
 from altgrad.common.fingerprint import training_digest
@@ -107,7 +105,7 @@ class Cell(Settings):
                     yield role, tensor, fmt if tensor.scale_to is None else fmt.scaled_to(tensor.scale_to)
 
     @classmethod
-    def read(cls, path: Path) -> Cell:
+    def read(cls, path: Path) -> Self:
         """Return the cell in the file ``data/grid/<key>.json``; raise :class:`UserError` for any other file or none."""
         return validated(cls, read_json(path), path)
 
@@ -119,7 +117,7 @@ class Cell(Settings):
         """Return the SHA-256 of the cell's file as hex digits; checkpoints and diagnoses name their cell by it."""
         return hashlib.sha256(self.to_json().encode("utf-8")).hexdigest()
 
-    def under(self, place: int) -> Cell:
+    def under(self, place: int) -> Self:
         """Return the cell with the rules of one recipe: 0 is the first recipe, n the n-th in ``schedule``, from 1."""
         return self.model_copy(update={"rules": self.schedule[place - 1].rules}) if place else self
 

@@ -11,8 +11,6 @@ Every size is checked against the weights except ``n_head``, which no tensor's s
 divides ``n_embd`` gives other logits, in transformers too.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Formats of the user's own in params.yaml, and the definition of any format in a cell's file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, Literal
 

@@ -3,8 +3,6 @@
 Presets are the models, corpora, arms and recipes of ``presets.yaml``, which params.yaml may name without declaring.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise

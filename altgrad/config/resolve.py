@@ -6,8 +6,6 @@ narrower wins: entry, then arm, then key. A selector must name something that ex
 grid: an override for E5M2 stays in place while ``-S 'grid.formats=[E3M4]'`` trains another format.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Each setting has its unit, its range and its default here. Ranges are wide enoug
 enough to catch a slip of the keyboard before hours of training. `altgrad.config.params` has the file as a whole.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, get_args

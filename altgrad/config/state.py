@@ -1,7 +1,5 @@
 """The settings of an optimizer's state that is stored in a format: section ``state`` of an arm."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -9,7 +7,7 @@ from pydantic import BeforeValidator, Field
 
 from altgrad.config.base import FormatSetting, Settings
 from altgrad.formats import Format
-from altgrad.formats.codebook import Codebook, codebook
+from altgrad.formats.registry import Codebook, codebook
 
 #: Elements. torchao and bitsandbytes too keep the state of smaller parameters in float32.
 LEAST = 4096

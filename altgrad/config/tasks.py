@@ -3,10 +3,8 @@
 A report compares the primary metric of the task. The file of a language model's cell has no section ``task``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field
 
@@ -91,7 +89,7 @@ class ComparedOn(NamedTuple):
     @classmethod
     def of_splits(
         cls, splits: Mapping[str, Mapping[str, int]], sequences: int, context: int, chunks: int | None = None
-    ) -> ComparedOn:
+    ) -> Self:
         """Return the text. ``sequences`` is ``train.eval_sequences``; ``chunks`` is ``None`` for a language model.
 
         ``splits`` has the numbers of documents and tokens by split, as data/tokens/meta.json does.
@@ -131,7 +129,7 @@ class Compared(NamedTuple):
     higher_is_better: bool = False
 
     @classmethod
-    def of(cls, params: Mapping[str, Any]) -> Compared:
+    def of(cls, params: Mapping[str, Any]) -> Self:
         """Return the metric that ``params["primary"]`` of a grid's index names; without it, the validation loss."""
         name = params.get("primary")
         return cls() if name is None else cls(ON_TEST[name], ON_VALIDATION[name], TITLES[name], "", True)

@@ -1,7 +1,5 @@
 """How one tensor of a layer is quantized, and the block formats whose name stands for all of its settings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 

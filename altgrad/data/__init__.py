@@ -10,8 +10,6 @@ The split depends on a hash of the document's identity alone. It stays the same 
 or reordered, so no document moves from training to validation between two versions of a corpus.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import importlib

@@ -16,8 +16,6 @@ A task is a class here (`Language` or `Classification`) with ``vocab_size``, ``l
 return inputs, int64 (n, context), and targets: int64 of the same shape, or float32 (n, labels).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@ versions of packages and Python give the same texts on every machine. Left out a
 cannot parse, and docstrings that occurred earlier.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import importlib.util

@@ -4,8 +4,6 @@ Every failure (no network, a misspelt name, a data set that is a script, a missi
 names a corpus to use instead.
 """
 
-from __future__ import annotations
-
 import ssl
 import urllib.error
 import urllib.request

@@ -16,8 +16,6 @@ A model is compared with a well-known classifier: TF-IDF of words with a logisti
 documents. Its thresholds are chosen on validation documents, and the highest micro F1 there chooses its regularisation.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -8,8 +8,6 @@ the fullest version of each text is kept. Texts that the detector must *not* tak
 With the defaults: 4,217 documents and 12.25 million characters; train 3,331, val 470, test 416.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

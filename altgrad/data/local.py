@@ -14,8 +14,6 @@ The ``datasets`` library cannot replace these readers. It makes a date of a JSON
 the CSV field ``NA`` and of a column that a row lacks; its errors name no column.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -13,8 +13,6 @@ are the tokenizer that training would have given had it stopped there. ``vocab_s
 characters per token on licences. With it the head of a small model is not most of the model.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import filterfalse

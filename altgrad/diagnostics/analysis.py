@@ -5,13 +5,11 @@ What a view has of the loss (`Fisher`, `Curvature`, `GradientNoise`) is measured
 A view computes the scaled weights, their codes and the counts of the codes once, when a metric first uses them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -53,7 +51,7 @@ class QuantizationGrid(NamedTuple):
     scale: Tensor  # float32, broadcastable to the tensor
 
     @classmethod
-    def of(cls, weight: Tensor, fmt: Format, remembered: Tensor | None = None, **options: Any) -> QuantizationGrid:
+    def of(cls, weight: Tensor, fmt: Format, remembered: Tensor | None = None, **options: Any) -> Self:
         """Return the format and scale by which the forward product quantizes ``weight`` (out, in).
 
         ``remembered`` (0-d) is the amax that sets the scale, ``None`` for the present amax of ``weight``. ``options``
@@ -229,7 +227,7 @@ class Analysis(NamedTuple):
     def own(
         cls, compute: Callable[[LayerView], float | Histogram | None], needs: tuple[str, ...], unit: str,
         definition: str, **row: Any,
-    ) -> Analysis:  # fmt: skip
+    ) -> Self:  # fmt: skip
         """Return an analysis with a new `Metric` named after ``compute``; ``row`` has further `Metric` fields."""
         return cls(compute, needs, Metric(compute.__name__, unit, definition, **row))
 

@@ -6,8 +6,6 @@ also has the summary over layers at the last step, the flags, and the definition
 lacks. The same files always give the same bytes.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import pkgutil

@@ -11,8 +11,6 @@ proportion to the weights leave small weights small, so models trained with them
 by layer, without further training (Han et al. 2015, arXiv:1506.02626).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path

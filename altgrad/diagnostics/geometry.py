@@ -14,8 +14,6 @@ descent in the metric 1/S^2. If S resembles the loss's geometry, these direction
 are: g itself (``_plain``), and S g with S shuffled (``_shuffled``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

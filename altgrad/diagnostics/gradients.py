@@ -19,8 +19,6 @@ Noise that is the same in every batch is bias, and training follows it. Noise th
 out over steps. The batch is cut into parts to tell the two apart.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path

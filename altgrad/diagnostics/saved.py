@@ -16,14 +16,12 @@ has neither embeddings nor quantized layers. Its linear layers take inputs of sh
 tokens of a language model. It requires torchvision. Here it would do three products of `altgrad.diagnostics.geometry`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -219,7 +217,7 @@ class RebuiltModel:
         self.layers = {name: layer for name, layer in layers.items() if layer.weight not in embedded}
 
     @classmethod
-    def of(cls, cell: Cell, saved: Mapping[str, Tensor], tokens: Path, most: int) -> RebuiltModel:
+    def of(cls, cell: Cell, saved: Mapping[str, Tensor], tokens: Path, most: int) -> Self:
         """Return the model of ``cell`` with the ``saved`` parameters and buffers, as ``model.safetensors`` names them.
 
         The batch has as many sequences as ``most`` tokens hold, and at least one. Raises :class:`UserError` if the

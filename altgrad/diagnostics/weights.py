@@ -5,8 +5,6 @@ rounding error. They also measure the stiffness (the distance between representa
 of the matrix, and the distance from the initial weights.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -19,8 +19,6 @@ Gradients are those of the step's loss in the rebuilt model, in the run's comput
 the last dimension of an input (tokens, in), a weight (out, in) or an incoming gradient (tokens, out), as in MX.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -24,8 +24,6 @@ order. They may depend on the number of threads and on the processor. Tasks shou
 ``OMP_NUM_THREADS``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path

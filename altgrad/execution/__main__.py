@@ -1,7 +1,5 @@
 """Run what `dvc repro` would run, with several training runs at a time."""
 
-from __future__ import annotations
-
 from altgrad.common.console import STOPS, called, end_when_stopped
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ other kinds a few steps are timed, in as many processes as cells will run in, si
 After half a minute no further kind is timed. For a GPU that the user names, the record of `make gpu` has the seconds.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

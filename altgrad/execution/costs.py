@@ -3,8 +3,6 @@
 Cells that differ only in seed, learning rate and the numbers of a format take equally long: they are of one kind.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -16,7 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
 from altgrad.common.errors import UserError
 from altgrad.common.files import read_json, write_json
@@ -47,7 +45,7 @@ class Kind:
     load: float  # to load libraries and graphs, once in each process
 
     @classmethod
-    def of(cls, probes: Sequence[Mapping[str, float]]) -> Kind:
+    def of(cls, probes: Sequence[Mapping[str, float]]) -> Self:
         """Return the mean of ``probes``, the seconds that `altgrad.benchmark.runs` measured in each process."""
 
         def mean(name: str) -> float:

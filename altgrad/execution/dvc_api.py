@@ -4,8 +4,6 @@ DVC's commands cannot restore a stage from the run cache without running it if i
 existing outputs into the cache and into dvc.lock at once. DVC's Python objects can.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

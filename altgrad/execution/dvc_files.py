@@ -6,8 +6,6 @@ fails (github.com/iterative/dvc, issues 7615 and 814). `mend` repairs both befor
 the same bytes as DVC's in Python in a tenth of the time.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -7,8 +7,6 @@ A parcel holds files as bytes by name. A file is put in place whole or not at al
 unpickled, and no name in it leads out of the target folder.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import shutil

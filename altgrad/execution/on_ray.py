@@ -4,8 +4,6 @@ Ray starts a process on each machine, carries calls and files there and back, an
 decides which machine gets which task, brings results and checkpoints home, and repeats the tasks of a lost machine.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

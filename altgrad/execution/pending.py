@@ -4,8 +4,6 @@ A hand-over reads and writes all of dvc.lock and takes longer with more cells, s
 An estimate looks for stages that have to run in a copy of the project.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

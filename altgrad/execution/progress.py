@@ -3,8 +3,6 @@
 If the output goes to a file, a line every half minute replaces the bar.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -102,7 +100,7 @@ def not_compiled(keys: Sequence[str]) -> list[str]:
     cache = Path(os.environ.get("ALTGRAD_COMPILE_CACHE") or "scratch/compiled")
     cells = [path for key in keys if (path := Path("data/grid") / f"{key}.json").exists()]
     compiles = any(Train(**read_json(path)["train"]).compiles for path in cells)
-    needed = {"loops in C++": ("*/altgrad/*.so", bool(cells)), "the model": ("*/made/*.json", compiles)}
+    needed = {"loops in C++": ("*/altgrad/*.so", bool(cells)), "the model": ("*/made/*[0-9a-f]", compiles)}
     return [what for what, (files, needs) in needed.items() if needs and not any(cache.glob(files))]
 
 

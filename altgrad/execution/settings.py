@@ -4,8 +4,6 @@ The settings have Hydra's grammar and ruamel.yaml writes the file, both as for `
 other line of a file that DVC wrote changes. A run to ``start`` from is copied to data/weights, where no run is written.
 """
 
-from __future__ import annotations
-
 import copy
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Show what a format can represent: `altgrad formats POSIT8`; without a name, an overview of all formats."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

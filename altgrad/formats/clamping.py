@@ -12,8 +12,6 @@ bfloat16 has 8 significant bits, so 1 - p is 1 for p below 2^-9. Then the gradie
 of two, which no rule clamps.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

@@ -28,8 +28,6 @@ p3109     as fnuz, and the top code of either sign is infinity           P3109 e
 IEEE P3109 has an extended and a finite domain. The finite one codes its values as ``fnuz`` does, bias included.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

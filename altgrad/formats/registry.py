@@ -6,16 +6,16 @@ optionally followed by ``FN``, ``IEEE`` or ``FNUZ`` for its special codes; witho
 baseline, not the format BF16.
 """
 
-from __future__ import annotations
-
 import re
-from dataclasses import asdict
-from functools import cache
+from dataclasses import asdict, dataclass
+from functools import cache, cached_property
 from typing import Any
+
+import numpy as np
 
 from altgrad.common.errors import did_you_mean
 from altgrad.formats.floats import FloatFormat
-from altgrad.formats.format import MAX_BITS, Format
+from altgrad.formats.format import MAX_BITS, Format, in_float32
 from altgrad.formats.tables import TABLES, TableFormat, named_table
 
 _SPLIT_NAME = re.compile(r"(U?)E(0|[1-9]\d?)M(0|[1-9]\d?)(FN|IEEE|FNUZ)?")
@@ -114,3 +114,58 @@ def _parse(name: str) -> FloatFormat:
         return FloatFormat(name, int(parsed[2]), int(parsed[3]), specials=specials, signed=not parsed[1])
     except ValueError as error:
         raise UnknownFormatError(f"unknown format {name!r} ({error})") from None
+
+
+# --- codebooks, in which optimizer states are encoded ----------------------------------------------------------------
+
+#: Upper limit of `Codebook.largest`: beyond it the float32 scale of a small tensor would not be a normal number.
+LARGEST = 2.0**64
+
+
+@dataclass(frozen=True, eq=False)
+class Codebook:
+    """The values of a format's codes, as an optimizer state has them.
+
+    Attributes:
+        fmt: the format.
+        values: values of codes 0, 1, ..., ascending: float32, (n,). Magnitudes if codes have a sign bit.
+        thresholds: the smallest float32 that is rounded to code 1, 2, ...: float32, (n - 1,).
+        sign_code: the sign bit as a number, such as 0x80; 0 for a `TableFormat`, whose codes here are the places of its
+            values.
+    """
+
+    fmt: Format
+    values: np.ndarray
+    thresholds: np.ndarray
+    sign_code: int = 0
+
+    @property
+    def largest(self) -> float:
+        """The scaling target: the largest value, but at most `LARGEST`."""
+        return min(float(self.values[-1]), LARGEST)
+
+    @property
+    def smallest(self) -> float:
+        """The smallest positive value."""
+        return float(self.values[self.values > 0][0])
+
+    @cached_property
+    def code_values(self) -> np.ndarray:
+        """The value of every code that is a finite number, 0 for the others: float32, (2^bits,)."""
+        table: np.ndarray = np.pad(self.values, (0, (1 << self.fmt.bits) - len(self.values)))
+        if self.sign_code:
+            table = np.nan_to_num(self.fmt.code_values, nan=0, posinf=0, neginf=0).astype(np.float32)
+        return table
+
+
+@cache
+def codebook(fmt: str | Format) -> Codebook:
+    """Return the codebook of a format or its name; ``ValueError`` if float32 cannot hold one of its values."""
+    fmt = get_format(fmt)
+    values, sign_code = fmt.values, 0
+    if isinstance(fmt, FloatFormat):
+        values, sign_code = fmt.magnitudes, fmt.sign_code
+    values, thresholds = in_float32(values, fmt.thresholds[1 - len(values) :])
+    if not fmt.fits(24, -149, 127):
+        raise ValueError(f"{fmt.name} has values that no float32 is")
+    return Codebook(fmt, values, thresholds, sign_code)

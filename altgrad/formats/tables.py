@@ -15,8 +15,6 @@ Nearest by the code string: the threshold between two codes of n bits is the val
 them. Where exponent bits are cut off this is the geometric mean.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Hugging Face's `Trainer`: a callback that records a training run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lightning: a callback that quantizes a module, and a callback that records a training run."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager

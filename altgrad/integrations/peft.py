@@ -1,7 +1,5 @@
 """PEFT: LoRA adapters beside quantized layers, added before or after the model is quantized."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any, TypeVar

@@ -4,8 +4,6 @@
 settings. ``scratch`` has a run's rows while it trains, ``data/runs`` and ``data/diag`` have its results.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 import time

@@ -17,13 +17,11 @@ The thresholds were chosen on injected faults; reports/first_anomaly has the res
 threshold of their own: they vary more from step to step than from run to run, and spreads are pooled over steps.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -94,7 +92,7 @@ class Healthy(NamedTuple):
     high: pd.DataFrame
 
     @classmethod
-    def of(cls, frames: Sequence[pd.DataFrame]) -> Healthy:
+    def of(cls, frames: Sequence[pd.DataFrame]) -> Self:
         """Return the statistics over ``frames``, one for each run. A run may lack keys or steps that another has."""
         index, columns = _union(frame.index for frame in frames), _union(frame.columns for frame in frames)
         stack = np.stack([frame.reindex(index=index, columns=columns).to_numpy(dtype="float64") for frame in frames])
@@ -109,9 +107,9 @@ class Healthy(NamedTuple):
         squares = np.nansum((stack - middle) ** 2, axis=0)
         return cls(*(pd.DataFrame(t, index, columns) for t in (count, middle, squares, stack[0], at(count - 1))))
 
-    def like(self, values: pd.DataFrame) -> Healthy:
+    def like(self, values: pd.DataFrame) -> Self:
         """Return the statistics at the keys and steps of ``values``; no run has those that are not here."""
-        found = Healthy(*(frame.reindex(index=values.index, columns=values.columns) for frame in self))
+        found = type(self)(*(frame.reindex(index=values.index, columns=values.columns) for frame in self))
         return found._replace(runs=found.runs.fillna(0), squares=found.squares.fillna(0))
 
 

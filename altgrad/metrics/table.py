@@ -8,13 +8,11 @@ Definitions speak of a tensor x, its scale s and its rounding q; w are weights, 
 A format's rungs are the places of its values in order: 0 at zero, +1 for each next one up.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Self
 
 Summarize = Callable[[Sequence[float], Sequence[int]], float]
 STRICT_LAYERS = {"*attn.out": "attention outputs", "*head": "the head"}  # held to the tighter limit
@@ -76,7 +74,7 @@ class Metric:
         return {name: fields[name] for name in ("unit", "definition", "offline", "limit", "title")}
 
     @classmethod
-    def from_json(cls, name: str, content: dict[str, Any]) -> Metric:
+    def from_json(cls, name: str, content: dict[str, Any]) -> Self:
         """Return the metric ``name`` from the ``content`` that `to_json` returned, without summary and live roles."""
         limit = content["limit"] and Limit(**content["limit"])
         return cls(name, **content | {"limit": limit})

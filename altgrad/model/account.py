@@ -5,8 +5,6 @@ A product outside of a layer, such as ``F.linear(x, self.proj.weight)`` in a mod
 does not find layers in a list, weights behind a property, or code outside of modules.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

@@ -1,7 +1,5 @@
 """Build the model of a resolved cell, with its size, recipe and initial weights, and the cell's arm."""
 
-from __future__ import annotations
-
 import torch
 
 from altgrad.common.errors import UserError

@@ -9,8 +9,6 @@ Compiled graphs on disk are named after their operations, so the two choices nev
 its choice: call ``torch.compiler.reset()`` after changing the variable within a process.
 """
 
-from __future__ import annotations
-
 import os
 from functools import cache
 

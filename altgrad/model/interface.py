@@ -6,8 +6,6 @@ called ``altgrad`` and gives each attention the submodules ``scores`` and ``valu
 An attention whose eager function does anything else is refused by its name. transformers is imported only here.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable
 from fnmatch import fnmatchcase

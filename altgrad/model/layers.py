@@ -5,8 +5,6 @@ A layer is known if its whole work is one product of its input with one weight, 
 with another ``forward`` does more work, and a quantized layer in its place would not do that work.
 """
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import torch

@@ -7,8 +7,6 @@ weights as (out, in), Hugging Face's ``Conv1D`` as (in, out); the shape of ``c_a
 are skipped. In the layout of Llama and Qwen 3 queries, keys and values are three layers, which here are one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from functools import reduce

@@ -5,8 +5,6 @@ operator that reads their layers' weights and skips the layers. transformers res
 into a new ``nn.Linear``.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar, cast

@@ -1,7 +1,5 @@
 """Helpers for code that `torch.compile` traces. Importing them does not load the compiler."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from itertools import count
@@ -25,11 +23,6 @@ def constant_in_graphs(function: Function) -> Function:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
-
-
-def sent(t: Tensor, device: torch.device) -> Tensor:
-    """Return a copy of the CPU tensor ``t`` on ``device``, without waiting for the work queued there."""
-    return t.to(device, non_blocking=True)
 
 
 def converted(t: Tensor, dtype: torch.dtype) -> Tensor:

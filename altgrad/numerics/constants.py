@@ -4,8 +4,6 @@
 per format. In a tensor they are data, and one compiled graph serves every format.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import NamedTuple
 

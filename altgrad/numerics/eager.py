@@ -5,8 +5,6 @@ memory a dozen times and hold several copies of it. In chunks the intermediate r
 memory is about the size of the output.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

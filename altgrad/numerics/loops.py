@@ -11,8 +11,6 @@ appears when it is complete, so processes that build at the same time do not dis
 built, the operators compute the same bits with tensor operations.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -9,8 +9,6 @@ takes 0.6 ms instead of 4.6. Loops also update amax histories, which would other
 `encode_operand` and `decode_operand` keep an operand between the forward and the backward pass in one byte per element.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,7 +16,7 @@ import torch
 from torch import Tensor
 
 from altgrad.numerics import loops
-from altgrad.numerics.compile_utils import materialized, sent
+from altgrad.numerics.compile_utils import materialized
 from altgrad.numerics.constants import HADAMARD_SIGNS, LEARNS, TWO_LEVEL, loops_take, scale_constants, table_of
 from altgrad.numerics.gpu_launch import quantize_on_gpu, takes_kernels
 from altgrad.numerics.operand_definition import (
@@ -189,7 +187,7 @@ def rotate_rows(x: Tensor, signs: Tensor | None = None) -> Tensor:
 
 def signs_on(device: torch.device) -> Tensor:
     """Return the default signs of `rotate_rows` on ``device``, float32 (16,)."""
-    return sent(torch.tensor(HADAMARD_SIGNS, dtype=torch.float32), device)
+    return torch.tensor(HADAMARD_SIGNS, dtype=torch.float32).to(device, non_blocking=True)
 
 
 def owned(x: Tensor) -> tuple[Tensor, bool]:

@@ -3,8 +3,6 @@
 These operations also run without loops and kernels, and in graphs on a GPU, where the compiler fuses them with others.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -14,8 +14,6 @@ The paths are eager, compiled, and the loops of a CPU or kernels of a GPU (`kern
 saturate. The result is written as JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -9,8 +9,6 @@ format's range, or where ``x`` is not positive (Yin et al. 2019, arXiv:1903.0566
 linear in the incoming gradient, so second derivatives are those of the surrounding function, as Hessians need.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ value, and a number is rounded by looking at the two values that it lies between
 with these. The two share nothing but `FloatFormat`'s fields and flags.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left, bisect_right
 from fractions import Fraction

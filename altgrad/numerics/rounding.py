@@ -11,8 +11,6 @@ division or cast, and flushing float32 subnormals to zero changes nothing.
 float64.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -19,14 +19,9 @@ divides its values by: the scale here is ``1 / X``. With ``emax`` the exponent o
 - ``even``: ``floor`` of amax, whose significand is first rounded to the format's spacing in the target's binade. Ties
   go up, since the next power of two is the even one.
 
-torchao 0.18 has these rules by the same names (``ScaleCalculationMode``), with the same X; but its ``rceil`` takes a
-logarithm in float32 and can miss a power of two by an ulp. A block of zeros has another X there, and a block with an
-Inf or NaN has none.
-
-Block scales in any other format stand under a float32 scale of the tensor: `two_level`.
+Block scales in any other format stand under a float32 scale of the tensor: `two_level`. SCALES.md says where torchao
+differs.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 Counts are exact. Sums are float64 in an order that depends on the device, so their last digits do too.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -11,14 +11,7 @@ The last two round to nearest even and saturate. Operands are ``q d_b``, which i
 NVFP4 e is 6 (E2M1), m is 448 (E4M3), and a block has 16 elements (NVIDIA 2025, "Pretraining Large Language Models with
 NVFP4", arXiv:2509.25149). Published kernels differ in the order of these operations. Here ``s``, ``a_b s / e``,
 ``s / d_b`` and its product with x are rounded to float32 once each. The quotients are taken in float64, whose extra
-digits exclude double rounding, so every compiler and device gets the same bits.
-
-torchao 0.18 (`nvfp4_quantize`) differs in two ways. It multiplies by ``(1 / s) / d_b``, which may be off in a float32's
-last place, so values that close to a tie may round the other way. Its d_b are at least 2^-6, the smallest normal E4M3,
-which the paper does not ask for: blocks whose amax is below 2^-6 / 448 of the tensor's lose what a subnormal scale
-keeps. Of 2^25 normal numbers in float32, 1 scale in 2^21 and 3 elements differ, in bfloat16 none. In blocks spread over
-e^(2 N(0, 1)), 37 % of the scales are below 2^-6; in all others the elements are the same in float32, and 1.5 in 10,000
-differ in bfloat16, where ties are common.
+digits exclude double rounding, so every compiler and device gets the same bits. SCALES.md says where torchao differs.
 
 - A scale that would round to zero is the smallest positive one, since zero would lose the whole block. Every element
   then comes out at least as near. A block of zeros has that scale too.
@@ -30,8 +23,6 @@ other brings it to p, the largest power of two below e (in E2M1 6 and 4). It tak
 the smaller squared error. Its m is the largest power of two that leaves room for the second scale, which is e / p times
 the first: 256 in E4M3. Errors are summed in float32, for each block as a tree, in one order everywhere.
 """
-
-from __future__ import annotations
 
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Builds the optimizer of an arm for a model's parameters."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Checks each run's recipe, optimizer, device and process count against model and data before any run trains."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Parameter groups: their settings, the hyperparameters of a step, and torch's AdamW and SGD for the plain form."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

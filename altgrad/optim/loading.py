@@ -1,7 +1,5 @@
 """Makes, saves and loads an optimizer's state by parameter names, and follows parameters that are replaced."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ is flat and one-dimensional per weight. Transport from x to y multiplies by ``S(
 constant speed in rungs.
 """
 
-from __future__ import annotations
-
 import geoopt
 import torch
 from torch import Tensor

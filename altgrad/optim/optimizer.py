@@ -1,7 +1,5 @@
 """``ArmOptimizer``: applies an arm to a model's weights, as a ``torch.optim.Optimizer``."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,7 +13,7 @@ from altgrad.config.arms import ADAM, BASES, MOMENTUM, Arm
 from altgrad.formats import get_format
 from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.numerics import permutation
-from altgrad.numerics.compile_utils import compile_apart, sent
+from altgrad.numerics.compile_utils import compile_apart
 from altgrad.numerics.constants import table_of
 from altgrad.optim import update, update_cpu, update_gpu
 from altgrad.optim.groups import completed, initial_groups, share_kept, step_adamw, step_numbers, step_sgd
@@ -336,7 +334,7 @@ class ArmOptimizer(Resumable):
         return next(group for group in self.param_groups if any(p is q for q in group["params"]))
 
     def _numbers(self, group: dict[str, Any], step: float, refinement: int, device: torch.device) -> Tensor:
-        return sent(step_numbers(group, self.arm, step, self.steps, refinement), device)
+        return step_numbers(group, self.arm, step, self.steps, refinement).to(device, non_blocking=True)
 
     def _grid_tensors(self, p: nn.Parameter, stream: Stream, amax: Tensor | None) -> update.GridTensors:
         if p not in self.grids:
@@ -349,7 +347,7 @@ class ArmOptimizer(Resumable):
             order=self._orders[p],
             remembered=amax,
             options=grid.options,
-            stream=sent(torch.tensor(stream), p.device) if self.arm.rounding != "nearest" else None,
+            stream=torch.tensor(stream).to(p.device, non_blocking=True) if self.arm.rounding != "nearest" else None,
             held=grid.held if self.arm.weights == "quantized" else None,
         )
 

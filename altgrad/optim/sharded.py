@@ -4,8 +4,6 @@ An elementwise step uses only the local part. A step that needs the whole tensor
 in each process, and keeps the local part. Either way the results are bitwise those of one process.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -13,8 +13,6 @@ differences between math libraries rarely change a code.
 Infinities saturate. NaN, which finite gradients never cause, is stored as the largest value.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,11 +25,10 @@ from torch.nn.functional import pad
 
 from altgrad.config.arms import Arm
 from altgrad.config.state import Moment, State
-from altgrad.formats.codebook import Codebook
 from altgrad.formats.floats import FloatFormat
+from altgrad.formats.registry import Codebook
 from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.numerics import compute_scale, loops, uniform
-from altgrad.numerics.compile_utils import sent
 from altgrad.optim.sharded import from_part, local, parts_by_rows
 
 #: Lower bound of a group's amax, as in torchao and bitsandbytes; a group of zeros has it.
@@ -62,7 +59,7 @@ class Coding:
 
     def __init__(self, moment: Moment, device: torch.device | None = None) -> None:
         self.moment, self.book = moment, moment.codebook
-        self.packed = self.book.bits <= 4
+        self.packed = self.book.fmt.bits <= 4
         self.values = torch.tensor(self.book.values, device=device)
         self.thresholds = torch.tensor(self.book.thresholds, device=device)
         self.code_values = torch.tensor(self.book.code_values, device=device)
@@ -104,7 +101,7 @@ class Coding:
             scaled = groups / scale
         by_chance = self.moment.rounding == "stochastic" and not nearest
         found = self._rounded(self._flat(scaled, x.numel()), stream if by_chance else None)
-        found = found.to(torch.uint8 if self.book.bits <= 8 else torch.int16)
+        found = found.to(torch.uint8 if self.book.fmt.bits <= 8 else torch.int16)
         parts[SCALE] = scale.flatten()
         if self.moment.scale == "E8M0":
             parts[SCALE] = ((parts[SCALE].view(torch.int32) >> 23) & 255).to(torch.uint8)
@@ -226,7 +223,7 @@ def decoded(coding: Coding, state: Mapping[str, Tensor], name: str, p: Tensor) -
 
 def _stream_of(name: str, stream: tuple[int, int, int], device: torch.device) -> Tensor:
     seed, tensor, step = stream
-    return sent(torch.tensor([seed, tensor + STREAMS[name], step]), device)
+    return torch.tensor([seed, tensor + STREAMS[name], step]).to(device, non_blocking=True)
 
 
 # --- for the loops ------------------------------------------------------------------------------------
@@ -240,7 +237,7 @@ def takes(coding: Coding) -> bool:
     moment, book = coding.moment, coding.book
     if not isinstance(book.fmt, FloatFormat):
         return moment.rounding == "nearest" and not moment.expand and _table(book) is not None
-    return book.bits <= 8 and book.fmt.has_zero and book.smallest >= 2.0**-100
+    return book.fmt.bits <= 8 and book.fmt.has_zero and book.smallest >= 2.0**-100
 
 
 def measures(coding: Coding) -> bool:
@@ -258,7 +255,7 @@ def packed(name: str, coding: Coding) -> Tensor:
     mapped = not isinstance(fmt, FloatFormat)
     lowest, entry, table = (mapped and _table(book)) or (0, 0, np.zeros(0, np.uint32))
     fields = {
-        "mapped": mapped, "bits": book.bits, "sign_code": book.sign_code, "negative_zero": fmt.has_negative_zero,
+        "mapped": mapped, "bits": book.fmt.bits, "sign_code": book.sign_code, "negative_zero": fmt.has_negative_zero,
         "mantissa_bits": getattr(fmt, "mantissa_bits", 0), "bias": getattr(fmt, "bias", 0),
         "root": moment.root, "stochastic": moment.rounding == "stochastic", "power_of_two": moment.scale == "E8M0",
         "block": {"tensor": TENSOR, "row": ROW}.get(moment.granularity, moment.block),
@@ -266,7 +263,7 @@ def packed(name: str, coding: Coding) -> Tensor:
         "entries": len(table) // 2, "largest": book.largest, "max": float(book.values[-1]),
         "spacing": book.smallest,
     }  # fmt: skip
-    size = 1 << book.bits
+    size = 1 << book.fmt.bits
     numbers = np.zeros(HEADER + size, np.float32)
     numbers[: len(FIELDS)] = [fields[field] for field in FIELDS]
     numbers[HEADER:] = book.code_values
@@ -287,7 +284,7 @@ def _table(book: Codebook) -> tuple[int, int, np.ndarray] | None:
     entry is ``code << lower bits`` plus a carry, so that adding the lower bits of a number beyond the threshold gives
     the next code. The lower bits of negative numbers are inverted.
     """
-    if book.bits > 8 or np.abs(book.values).max() != 1 or (np.abs(book.thresholds) < 2.0**-24).any():
+    if book.fmt.bits > 8 or np.abs(book.values).max() != 1 or (np.abs(book.thresholds) < 2.0**-24).any():
         return None
     lowest, one = (int(np.float32(x).view(np.uint32)) for x in (2.0**-24, 1.0))
     for entry in range(17, 8, -1):

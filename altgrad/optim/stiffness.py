@@ -4,9 +4,8 @@ If u is the position of a weight in code steps of its format (rungs), ``du/dw = 
 measured in code steps.
 """
 
-from __future__ import annotations
-
 import math
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -129,7 +128,7 @@ class Stiffness:
             numbers[KNEE], numbers[SLOPE] = 2.0**-knee, slope
         self.numbers = torch.tensor(numbers, dtype=torch.float32)
 
-    def to(self, device: torch.device) -> Stiffness:
+    def to(self, device: torch.device) -> Self:
         """Move the tensors to ``device`` and return self."""
         self.constants, self.numbers = self.constants.to(device), self.numbers.to(device)
         return self

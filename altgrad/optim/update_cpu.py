@@ -5,8 +5,6 @@ The loops do not take six things, which the rules of `update` compute: weights w
 on the whole tensor. Other devices, and machines without a C++ compiler, use the rules for everything.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path

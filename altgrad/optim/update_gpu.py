@@ -19,7 +19,6 @@ from altgrad.config.arms import BASES, Arm
 from altgrad.model.quantized.data_parallel import is_sharded
 from altgrad.numerics import gpu_launch as launch
 from altgrad.numerics import scale_rule
-from altgrad.numerics.compile_utils import sent
 from altgrad.optim import update
 from altgrad.optim.stiffness import Stiffness
 from altgrad.optim.weight_grid import WeightGrid
@@ -106,7 +105,7 @@ def _launch(steps: Sequence[Waiting]) -> None:
         tensors = (each.p, each.g, *each.moments, each.numbers, grid.constants, grid.stiff_constants, grid.numbers)
         rows.append([*(0 if t is None else t.data_ptr() for t in (*tensors, grid.remembered)), size, chunks])
         chunks += -(-size // LENGTH)
-    table = sent(torch.tensor(rows), device)
+    table = torch.tensor(rows).to(device, non_blocking=True)
     tensor_of = _tensor_of(tuple(-(-each.p.numel() // LENGTH) for each in steps), device)
     largest = torch.zeros(count, dtype=torch.int32, device=device)
     sums = torch.empty((2, chunks), dtype=torch.float64, device=device)

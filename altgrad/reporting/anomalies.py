@@ -4,8 +4,6 @@ The metrics of a run are compared with those of healthy runs that are like it. T
 altgrad.diagnostics explain`` calls `main`, which explains one run.
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

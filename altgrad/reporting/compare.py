@@ -17,8 +17,6 @@ baseline optimizer; and the format-specific effect, which is the gain minus that
 Everything else is *exploratory*, such as the gain of a control, and adjusted per optimizer.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence

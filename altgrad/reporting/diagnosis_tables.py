@@ -1,7 +1,5 @@
 """Tables of what happened inside the runs: diagnoses, updates, flags, and first anomalous tensors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

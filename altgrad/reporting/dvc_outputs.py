@@ -6,8 +6,6 @@ read these columns. The command ``python -m altgrad.reporting.dvc_outputs`` writ
 plots needs no network. The script has 0.9 MB and is not in the repository.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

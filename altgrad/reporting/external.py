@@ -3,14 +3,12 @@
 COMPARE.md is the page for users. A mistake in a file raises a `UserError`: one sentence with file and line.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -55,7 +53,7 @@ class Family(Settings):
     smallest_effect: float = Field(default=SMALLEST_EFFECT, gt=0, allow_inf_nan=False)
 
     @classmethod
-    def read(cls, path: Path | None, flags: Mapping[str, Any]) -> Family:
+    def read(cls, path: Path | None, flags: Mapping[str, Any]) -> Self:
         """Return the family in the YAML file ``path``, if given; ``flags`` that are not ``None`` replace its settings.
 
         Raises :class:`altgrad.config.UserError` that names every mistake and its place.
@@ -66,7 +64,7 @@ class Family(Settings):
         except ValidationError as error:
             raise UserError("\n".join(sentences(error, str(path or "flags")))) from None
 
-    def checked(self, rows: pd.DataFrame, source: str) -> Family:
+    def checked(self, rows: pd.DataFrame, source: str) -> Self:
         """Return the family with its references filled in: if none is set, the only configuration or optimizer.
 
         Raises :class:`altgrad.config.UserError` if a name has no run, a reference is not known or a control is wrong.

@@ -8,8 +8,6 @@ and the seeds must not be those of this grid. The best rate has the lowest mean 
 rate at which a run diverged is not the best.
 """
 
-from __future__ import annotations
-
 import math
 from functools import cache
 from pathlib import Path

@@ -5,8 +5,6 @@ size of a drawing then does not grow with the length of a run or the depth of a 
 page. cells.html holds all runs as JSON that its script draws: a file for each would take 15 MB for 500 runs.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import itertools

@@ -6,14 +6,12 @@ the run, and the cell is *missing*. Only the cells of the grid's index are read.
 The grid's settings select the primary metric, the number that its runs are compared by.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pandas as pd
 
@@ -64,7 +62,7 @@ class PrimaryMetric:
     smallest_effect: float = SMALLEST_EFFECT
 
     @classmethod
-    def of(cls, params: Mapping[str, Any]) -> PrimaryMetric:
+    def of(cls, params: Mapping[str, Any]) -> Self:
         """Return the primary metric that ``params``, the settings in a grid's index, select."""
         compared = Compared.of(params)
         return cls(*compared, smallest_effect=SMALLEST_SHARE if compared.higher_is_better else SMALLEST_EFFECT)

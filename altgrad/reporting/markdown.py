@@ -4,8 +4,6 @@ A block is a `Table`, a `Picture`, or a paragraph: a string with three marks, ``
 ``[word](page.md)``. Numbers look the same in every report.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence

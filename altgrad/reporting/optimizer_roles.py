@@ -4,8 +4,6 @@ A grid's settings determine the role. Runs of other programs have no such settin
 `ROLE`, as an `OptimizerRole` or an `EntryRole`.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Hashable
 from typing import Any, NamedTuple
@@ -149,11 +147,6 @@ def entry_role(study: Study, entry: str) -> EntryRole:
     return EntryRole(bool(rules), bool(specs) and all(spec.get("virtual") for spec in specs), spacing)
 
 
-def weight_formats(study: Study, entry: str) -> frozenset[str]:
-    """Return the formats of the weights in ``entry``."""
-    return frozenset(rule["weight"]["format"] for rule in every_rule(study.entry(entry)) if rule["weight"])
-
-
 def is_quantized(study: Study, entry: str) -> bool:
     """Whether anything is quantized in ``entry``."""
     role = entry_role(study, entry)
@@ -165,7 +158,8 @@ def has_even_grid(study: Study, entry: str) -> bool:
 
     There stiffness is one number, and every optimizer takes the steps of its baseline optimizer.
     """
-    names, formats = weight_formats(study, entry), study.entry(entry).get("formats", {})
+    names = {rule["weight"]["format"] for rule in every_rule(study.entry(entry)) if rule["weight"]}
+    formats = study.entry(entry).get("formats", {})
     uniform = (name in formats and np.ptp(np.diff(from_definition(formats[name]).values)) == 0 for name in names)
     return bool(names) and all(uniform)
 

@@ -3,8 +3,6 @@
 The report has these sections: the result, its conditions, failed runs, what happened inside the runs, the settings.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence

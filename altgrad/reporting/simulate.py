@@ -12,8 +12,6 @@ in the last format, the noisiest run, holds zero. ``found`` is the share of stud
 deviations of a run's noise in which it is significant.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import os
@@ -22,6 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import pandas as pd
@@ -94,7 +93,7 @@ class Design:
     place: dict[Run, int]  # the row of each run in the losses
 
     @classmethod
-    def of(cls, formats: int, arms: int, seeds: int) -> Design:
+    def of(cls, formats: int, arms: int, seeds: int) -> Self:
         """Return the grid of this many formats, optimizers and seeds."""
         names = ["plain", *(f"arm{i}" for i in range(arms - 1))]
         rows = pd.DataFrame(itertools.product(FORMATS[:formats], names, range(seeds)), columns=KEY).assign(loss=0.0)

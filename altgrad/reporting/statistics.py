@@ -16,12 +16,10 @@ rejective multiple test procedures", Statistics in Medicine 28, 2009. Both keep 
 whichever questions have no effect and however their data depend on each other.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -136,7 +134,7 @@ class PairedLosses(Generic[AnyRun]):
     losses: np.ndarray
 
     @classmethod
-    def of(cls, losses: Iterable[tuple[AnyRun, int, float]], seeds: Iterable[int]) -> PairedLosses[AnyRun]:
+    def of(cls, losses: Iterable[tuple[AnyRun, int, float]], seeds: Iterable[int]) -> Self:
         """Return the table of ``losses``, given as run, seed and loss; NaN for a run that did not complete."""
         positions = {seed: i for i, seed in enumerate(seeds)}
         rows: dict[AnyRun, np.ndarray] = {}

@@ -3,8 +3,6 @@
 Each table has one fixed lead sentence, and what depends on the results is a number or a name.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

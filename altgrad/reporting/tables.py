@@ -1,7 +1,5 @@
 """The report's tables of results, conditions and settings, and how a result stands in a table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 This file has the bisection over a ladder of learning rates: which rate to try next, and where stability ends.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

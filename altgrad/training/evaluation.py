@@ -6,8 +6,6 @@ are used nowhere before. ``scores.safetensors`` then holds the scores that all m
 ``predictions.csv`` has the same scores in a row per document.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 import time

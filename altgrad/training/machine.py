@@ -1,7 +1,5 @@
 """The machine that a run uses: device, compiler and its cache, memory, and what the run cost."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import platform

@@ -14,8 +14,6 @@ Every measurement is a row (step, layer, role, metric, value). To add one, add a
 :func:`gradient_statistics`, :func:`update_statistics` or a hook, and its definition to ``altgrad.metrics``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager

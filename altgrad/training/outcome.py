@@ -11,8 +11,6 @@ Rows are features of a layer. A row of a weight (out, in) makes one output featu
 has a column for each output feature, and an input (tokens, in) a column for each input feature.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,18 +1,10 @@
 """The processes that train one cell together: each has a share of every micro-batch, and a part of each weight.
 
-Data-parallel training by torch's FSDP2, `fully_shard` (Zhao et al. 2023, arXiv:2304.11277). The result equals a run of
-one process, except that sums are rounded elsewhere. Gradients are summed over the shares of the batch, and scales are
-computed for the whole batch (`altgrad.model.quantized.data_parallel`). Weights and moments are split by rows, and a
-step gives each part the bits that it has in one process (`altgrad.optim.sharded`).
-
-All weights are one group. They are gathered before the loss and released after its last backward pass. So the compiled
-graph in between is the graph of a single process, without any code of FSDP2.
-
-Process 0 is the stage itself. It alone records, writes checkpoints and is told to stop. Between steps it measures
-alone, on whole weights and the whole batch. A checkpoint does not depend on the number of processes.
+Data-parallel training by torch's FSDP2, `fully_shard` (Zhao et al. 2023, arXiv:2304.11277). DEVICES.md says what equals
+a run of one process, and what process 0, the stage itself, does alone. `altgrad.model.quantized.data_parallel` has the
+scales of a shared batch, `altgrad.optim.sharded` the steps. Weights are gathered before the loss and released after its
+last backward pass, so the compiled graph in between is that of a single process, without any code of FSDP2.
 """
-
-from __future__ import annotations
 
 import os
 import subprocess

@@ -17,8 +17,6 @@ the model's state are ``state/<step>/<name>``, so that the model can be rebuilt;
 copy of it. The file's metadata maps each layer to the formats of its three roles.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -4,8 +4,6 @@
 `altgrad.training.ranks` starts.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import os

@@ -6,8 +6,6 @@ checkpoints happen at steps of their own. None of them changes the weights, and 
 and step. So a run that is interrupted anywhere and resumed ends with the same bits.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import sys

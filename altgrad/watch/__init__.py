@@ -6,8 +6,6 @@ diagnosis. So training does not depend on watchers, and a watcher that begins la
 beginning.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -6,8 +6,6 @@ opens no file that a request names. It listens on the loopback interface, which 
 from elsewhere.
 """
 
-from __future__ import annotations
-
 import argparse
 import errno
 import gzip

@@ -3,12 +3,8 @@
 Each tracker gets each row once: its file has the last step sent of each run, so that a resumed or earlier run
 continues. Training does not wait for a tracker, and does not notice if one fails.
 
-TensorBoard, MLflow and Weights & Biases have one small adapter each. A tracker gets the settings of a run first, then
-the logged rows under the column names of history.csv, and at the end the numbers of metrics.json. It writes to the
-place that its own environment variables name, or else below ``scratch/tracking``.
+TensorBoard, MLflow and Weights & Biases have one small adapter each. README.md says what they get and where they write.
 """
-
-from __future__ import annotations
 
 import argparse
 import json

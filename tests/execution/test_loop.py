@@ -48,7 +48,8 @@ def test_who_watches_sees_since_when_tasks_run_and_why_one_failed(handed):
         ({"steps": 20}, [], ["loops in C++"]),
         ({"steps": 20, "compile": "on"}, ["altgrad/kernels-1.so"], ["the model"]),
         ({"steps": 200, "compile": "off"}, ["altgrad/kernels-1.so"], []),
-        ({"steps": 200}, ["altgrad/kernels-1.so", "made/1.json"], []),
+        ({"steps": 200}, ["altgrad/kernels-1.so", "made/0123456789abcdef"], []),
+        ({"steps": 200}, ["altgrad/kernels-1.so", "made/0123456789abcdef.lock"], ["the model"]),
     ],
 )
 def test_what_is_compiled_first_is_said(train, there, missing, tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from torchao.optim.subclass_fp8 import OptimStateFp8
 
 from altgrad.config.state import Moment, State
 from altgrad.formats import FloatFormat
-from altgrad.formats.codebook import codebook
+from altgrad.formats.registry import codebook
 from altgrad.optim import Arm, ArmOptimizer, update_cpu
 from altgrad.optim.state_codec import Coding, Codings
 from tests.optim.arms import make, normal_weights, step

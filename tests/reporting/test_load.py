@@ -12,9 +12,8 @@ import pytest
 
 from altgrad.common.files import read_json, write_json
 from altgrad.config import UserError
-from altgrad.reporting import optimizer_roles as roles
 from altgrad.reporting import tables
-from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, RUN_FILES, prune
+from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, RUN_FILES, every_rule, prune
 from tests.reporting.synthetic_project import SMALL, read, write_project
 
 KEY = "E3M4-adamw-0-1"
@@ -121,7 +120,8 @@ def test_a_recipe_that_changes_is_described_with_what_it_changed_to_and_when(tmp
     ]
     layers = [row[0] for row in tables.recipe_table(study).rows]
     assert "E5M2: `*`" in layers and study.last_rules("E3M4") == []
-    assert roles.weight_formats(study, "E3M4") == {"E3M4", "E5M2"} and tables.changes_table(study) is not None
+    weights = {rule["weight"]["format"] for rule in every_rule(study.entry("E3M4"))}
+    assert weights == {"E3M4", "E5M2"} and tables.changes_table(study) is not None
 
 
 def test_each_recipe_of_a_grid_is_described_once(tmp_path: Path) -> None:

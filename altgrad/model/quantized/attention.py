@@ -11,8 +11,6 @@ float32, as in kernels that never store the scores. The softmax and its gradient
 `attend` applies the factor 1/sqrt(d) to the product's result: the format sees the queries that the model has.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

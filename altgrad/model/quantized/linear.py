@@ -1,8 +1,6 @@
 """``QuantizedLinear``: a drop-in ``nn.Linear`` whose three matrix products run in 8-bit formats."""
 
-from __future__ import annotations
-
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -233,7 +231,7 @@ class QuantizedLinear(WeightProduct):
         self.replaced: tuple[nn.Module, ...] = ()  # the plain layer, in a tuple so that it is no submodule
 
     @classmethod
-    def from_linear(cls, linear: nn.Module, recipe: LayerRecipe, *, transposed: bool = False) -> QuantizedLinear:
+    def from_linear(cls, linear: nn.Module, recipe: LayerRecipe, *, transposed: bool = False) -> Self:
         """Return a quantized layer that shares the parameters of ``linear``; its ``replaced`` is ``(linear,)``.
 
         ``transposed``: ``linear`` stores its weight as (in, out).

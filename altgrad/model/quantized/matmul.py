@@ -27,8 +27,6 @@ Compiled and eager code give the same bits, for both dtypes of operands, with an
 GEMMs and round elementwise operations alike. Operands of the two dtypes have the same values, but their sums differ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace

@@ -9,17 +9,14 @@ On a CPU torch emulates the operator, which is enough for tests. There a tensor'
 row. With one scale per tensor, torch 2.13 would call oneDNN if the processor has AMX. oneDNN's reference loop takes a
 second for 256 x 256 x 256, and fails where ``ONEDNN_MAX_CPU_ISA`` forbids AMX.
 
-**Blocks** along the sum have scales that the hardware applies to the sums of the blocks' products. It has blocks of
-128, in one factor also tiles of 128 x 128 (Hopper), and blocks of 32 with E8M0 scales, which is MXFP8 (Blackwell).
+**Blocks** along the sum (NATIVE.md lists them) have scales that hardware applies to the sums of the blocks' products.
 Codes and scales equal the emulated product's wherever the emulated product rounds values over their scale to float32.
-torch has these products on GPUs, for two factors in E4M3. Scales are passed as float32 reciprocals. The product of two
-reciprocals, and its product with a sum, must stay in the range of float32.
+Scales are passed as float32 reciprocals. The product of two reciprocals, and its product with a sum, must stay in the
+range of float32.
 
 **NVFP4** (Blackwell) has codes of E2M1, two per byte, and blocks of 16 with scales in E4M3. A tile's scale is repeated
 for each of its rows. Both tensors' scales are applied to the float32 sum before the sum is rounded.
 """
-
-from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any

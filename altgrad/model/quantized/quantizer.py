@@ -4,13 +4,11 @@ The arithmetic is in `altgrad.numerics`. Delayed scaling, static scaling and sto
 in buffers, so that it moves with the model and is part of the model's checkpoint.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +37,7 @@ class ScaleSpec:
     heads: bool = False  # a scale per head, over all else: each head is then a row
 
     @classmethod
-    def of(cls, recipe: TensorRecipe, native: bool) -> ScaleSpec:
+    def of(cls, recipe: TensorRecipe, native: bool) -> Self:
         """Return the fixed part of ``recipe``; ``native``: FP8 and FP4 units compute the products."""
         hardware = (FLOAT8 | {"E2M1": PACKED})[recipe.format.name] if native else None
         options, rounding, heads = recipe.scale_options, recipe.rounding, recipe.granularity == "head"
@@ -74,7 +72,7 @@ class OperandState(NamedTuple):
     history: Tensor | None = None
     stream: Tensor | None = None
 
-    def snapshot(self) -> OperandState:
+    def snapshot(self) -> Self:
         """Return the state with a copy of the history, which later steps do not change."""
         return self if self.history is None else self._replace(history=self.history.clone())
 
@@ -131,7 +129,7 @@ class Quantizer(nn.Module):
         if self.stream is not None:
             self.stream.copy_(self._new("stream"))
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Quantizer:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         before = dict(self._buffers)
         super()._apply(fn, recurse)
         for name, was in before.items():
@@ -175,7 +173,7 @@ class Quantizer(nn.Module):
         assert self.history is not None
         self.history.copy_(amax.expand_as(self.history))
 
-    def go_on_from(self, other: Quantizer) -> None:
+    def go_on_from(self, other: Self) -> None:
         """Copy the amax history of ``other`` if both have the same kind of scaling and the same history length."""
         if self.history is None or other.history is None or self.learns != other.learns:
             return

@@ -7,8 +7,6 @@ the same arithmetic. Its backward pass is a Function too, since ``vmap(grad(loss
 A batch is computed one sample at a time, with the bits and the speed of a loop. Each sample's own amax sets its scales.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 The command ``python -m altgrad.diagnostics what-if`` calls `main`, which draws the SQNR of a run in each format.
 """
 
-from __future__ import annotations
-
 from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Losses: at the end of a run and over training, by optimizer and format, and against memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

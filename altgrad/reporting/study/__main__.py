@@ -1,7 +1,5 @@
 """Write the study's pages from its questions and its table of runs: all of them, or those of the questions named."""
 
-from __future__ import annotations
-
 import argparse
 import itertools
 from collections.abc import Sequence

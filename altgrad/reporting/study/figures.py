@@ -6,8 +6,6 @@ without a free parameter: the share of the right tokens' gradients that such sca
 The prediction uses the probabilities that a run without quantization gave to its right tokens.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,12 +1,10 @@
 """The study's questions, as people write them in reports/study/<question>.yaml, and the results of their hypotheses."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
@@ -50,7 +48,7 @@ class Hypothesis(Settings):
     front: bool = False  # draw the comparisons, each the cost of a format, in README's figure
 
     @model_validator(mode="after")
-    def _complete(self) -> Hypothesis:
+    def _complete(self) -> Self:
         if self.status != "tested" and not self.why:
             raise ValueError(f"status {self.status!r} needs `why`")
         if self.status == "tested" and (not self.contrast) == (self.result is None):
@@ -95,7 +93,7 @@ class Question(Settings):
         return self.path.stem
 
     @classmethod
-    def read(cls, path: Path) -> Question:
+    def read(cls, path: Path) -> Self:
         """Read and check a question. Raises :class:`UserError` that names every mistake and its place."""
         try:
             return cls.model_validate(read_yaml(path) | {"path": path})

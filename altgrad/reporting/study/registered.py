@@ -9,14 +9,13 @@ hypothesis. The commit must be older than the results of the hypothesis' runs: t
 were trained from.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -40,13 +39,13 @@ class Stated:
     judged: tuple[str | None, ...]
 
     @classmethod
-    def by(cls, asked: Hypothesis, rule: str) -> Stated:
+    def by(cls, asked: Hypothesis, rule: str) -> Self:
         """Return the statement of ``asked``, in a question with this ``rule``. Without a contrast it has the words."""
         comparisons = [(" + ".join(texts), asked.expectation(label)) for label, texts in asked.filled.items()]
         judged = (asked.rate, asked.family, asked.rule or rule)
         return cls(frozenset(comparisons or [(asked.says, None)]), tuple(asked.of), judged)
 
-    def covers(self, later: Stated) -> bool:
+    def covers(self, later: Self) -> bool:
         """Whether this states all that ``later`` states; only ``later`` may add experiments, at the end."""
         same = self.of == later.of[: len(self.of)] and self.judged == later.judged
         return same and later.comparisons <= self.comparisons
@@ -64,7 +63,7 @@ class History:
     _ancestors: dict[str, set[str]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, study: Path) -> History:
+    def read(cls, study: Path) -> Self:
         """Read the history of a study's folder. Raises :class:`UserError` where git does not have all of it."""
         if git(study, "rev-parse", "--is-shallow-repository") != "false":
             raise UserError("this clone lacks older commits; get them with `git fetch --unshallow`")

@@ -12,8 +12,6 @@ The parts multiply: the second is (rung - adamw_sr_weights in E3M4) - (rung - ad
 weights: a loss after pruning, or a classifier's metric.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re
@@ -21,7 +19,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import pandas as pd
 
@@ -76,7 +74,7 @@ class RunTable:
     after: pd.DataFrame
 
     @classmethod
-    def read(cls, folder: Path) -> RunTable:
+    def read(cls, folder: Path) -> Self:
         """Read ``runs.csv`` and ``after_training.csv``. Raises :class:`UserError` for other columns or a run twice."""
         tables = []
         for name, columns, key in FILES:

@@ -4,8 +4,6 @@ The checkout is of HEAD, so that a row names the code that trained it, and share
 that was trained before is not trained again. params.yaml and the report of the project are not touched.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
