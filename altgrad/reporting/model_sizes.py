@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from altgrad.reporting import optimizer_roles as roles
 from altgrad.reporting.compare import Comparison
@@ -184,7 +185,7 @@ def shares_table(study: Study, sizes: Sizes, law: Law, shares: Shares) -> Table:
     note = (
         f"Least squares over {len(sizes.models)} models: the loss of `{study.baseline}` is {law.least:.4g} + "
         f"{significant(law.size)} / N^{law.a:.3f} + {significant(law.length)} / D^{law.b:.3f}, to within "
-        f"{significant(law.residual, 2)} (rms); a format has r N in place of N. N: all parameters, D: tokens. "
+        f"{significant(law.residual, 2)} (rms), of all parameters N and tokens D. A format has r N for N, at any D. "
         f"Intervals, from {SEEDS} seeds up: {RESAMPLES} resamples of {sizes.losses.shape[1]}; few make them too narrow."
     )
     head = f"effective parameters, % of {study.baseline}'s"
@@ -192,24 +193,28 @@ def shares_table(study: Study, sizes: Sizes, law: Law, shares: Shares) -> Table:
 
 
 def cost_figure(study: Study, sizes: Sizes, law: Law | None, shares: Shares) -> Figure:
-    """Return the figure: mean cost with its interval by tokens per parameter, a line per format, a mark per model."""
+    """Return the figure: mean cost with its interval by tokens per parameter, a mark per format and model.
+
+    Lines join the models of one size; where no two have the same size, all models.
+    """
     styles, x = looks(study.formats), sizes.tokens / sizes.parameters
-    order = np.argsort(x, kind="stable")
+    alike, rank = np.unique(sizes.parameters, return_inverse=True)
+    lines = [np.flatnonzero(rank == size) for size in range(len(alike))] if len(alike) < len(x) else [np.argsort(x)]
     figure, ((axes,),) = panels(1, 1, 3.6)
     axes.axhline(0, color="black", linewidth=0.9)
     for entry, costs in sizes.costs.items():
         points = np.array([interval(of_model) for of_model in costs])
         of_law = law and law.size * sizes.parameters**-law.a * (shares[entry][0] ** -law.a - 1)
         line = points[:, 0] if of_law is None else of_law
-        axes.plot(x[order], line[order], **styles[entry].line(marker="", linewidth=1.2))
+        for models in lines:
+            axes.plot(x[models], line[models], **styles[entry].line(marker="", linewidth=1.2))
         for i, (middle, *ends) in enumerate(points):
             axes.plot([x[i], x[i]], ends, color=styles[entry].color, linewidth=1)
-            axes.plot(x[i], middle, **styles[entry].line(linestyle="none", markersize=4 + 2 * i))
+            axes.plot(x[i], middle, **styles[entry].line(linestyle="none", markersize=4 + 8 * rank[i] / len(alike)))
     for place in np.unique(x):
         names = [name for name, at in zip(sizes.models, x, strict=True) if at == place]
         axes.text(place, 1.01, ", ".join(names), transform=axes.get_xaxis_transform(), rotation=25, ha="center")
     axes.set(xscale="log", xlabel="tokens per parameter", ylabel=study.primary.labelled(study.primary.delta))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter("{x:g}")
+    axes.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), minor_locator=NullLocator(), major_formatter="{x:g}")
     legend(figure, styles, list(sizes.costs))
     return figure

@@ -21,16 +21,7 @@ from altgrad.reporting.dvc_outputs import write_outputs
 from altgrad.reporting.fairness import Tuning, conditions, load_tuning
 from altgrad.reporting.figures import SECTIONS, draw, report_figures
 from altgrad.reporting.html import links_of, to_cells_page, to_html
-from altgrad.reporting.load import (
-    COMPLETED,
-    DIVERGED,
-    MISSING,
-    Study,
-    every_rule,
-    joined,
-    load_studies,
-    prune,
-)
+from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study, every_rule, joined, load_studies, prune
 from altgrad.reporting.markdown import Block, Picture, integer, listed, plural, significant, to_markdown
 from altgrad.reporting.simulate import worst_rate
 from altgrad.reporting.statistics import SEEDS
