@@ -111,7 +111,7 @@ def project(
     """Work in a temporary project with this ``grid``; yield its cell keys. It shares ``root``'s compiled graphs."""
     params = read_yaml(root / "params.yaml")
     params["model"] = model
-    params["grid"] |= {"lr_scales": [1]} | grid
+    params["grid"] |= {"lr_scales": [1], "models": []} | grid
     params["train"] |= train
     params["tokenizer"]["vocab_size"] = vocabulary = vocabulary or params["tokenizer"]["vocab_size"]
     before = {name: os.environ.get(name) for name in ("ALTGRAD_COMPILE_CACHE", "PYTHONPATH")}

@@ -116,7 +116,7 @@ def discard_finished(root: Path, key: str = "*") -> None:
 
     The folder of a run that is in progress or was interrupted stays.
     """
-    for marker in (root / "scratch").glob(f"{key}-*/finished"):
+    for marker in (root / "scratch").glob(f"{key}-{'[0-9a-f]' * 16}/finished"):
         with open(marker.parent / "lock", "w") as lock:
             if _lock(lock, wait=False):
                 shutil.rmtree(marker.parent)

@@ -37,7 +37,13 @@ def _key_part(name: str) -> str:
     return name
 
 
+def _end_of_key(name: str) -> str:
+    _key_part(name.replace("-", "_"))  # the last part of a key may have '-'
+    return name
+
+
 Name = Annotated[str, AfterValidator(_key_part)]
+ModelName = Annotated[str, AfterValidator(_end_of_key)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 

@@ -29,9 +29,12 @@ SMALL = 1e-6  # a probability of the right token so small that the token's gradi
 LEAST = 0.01  # a smaller clamped share of the gradient is not reported: an 8-bit format rounds by more
 
 
-def cell_key(format: str, optimizer: str, seed: int, lr_scale: int | float) -> str:
-    """Return the cell's key, which DVC makes from the same values, such as ``"E4M3-adamw-0-1"``."""
-    return f"{format}-{optimizer}-{seed}-{lr_scale}"
+def cell_key(format: str, optimizer: str, seed: int, lr_scale: int | float, model: str | None = None) -> str:
+    """Return the cell's key, which DVC makes from the same values, such as ``"E4M3-adamw-0-1"``.
+
+    ``model`` is the cell's one of ``grid.models``, as in ``"E4M3-adamw-0-1-nano"``; ``None`` for the grid's ``model``.
+    """
+    return f"{format}-{optimizer}-{seed}-{lr_scale}{'' if model is None else f'-{model}'}"
 
 
 class Cell(Settings):
@@ -40,7 +43,8 @@ class Cell(Settings):
     ``format`` is the grid's entry: the name of a format or of a recipe, or both, as in ``virtual.E3M4``. ``rules`` name
     formats, and ``formats`` defines each of them. ``schedule`` has the recipes that take over during the run. ``task``
     says how documents are classified; it is ``None`` where the model learns the next token. ``lora`` is ``None`` where
-    the weights themselves are trained. The cell's file leaves out ``schedule``, ``task`` and ``lora`` if empty.
+    the weights themselves are trained. ``model_name`` is the cell's one of ``grid.models``; it is ``None`` for the
+    grid's ``model``. The cell's file leaves out ``schedule``, ``task``, ``lora`` and ``model_name`` if empty.
     """
 
     key: str
@@ -57,6 +61,7 @@ class Cell(Settings):
     monitor: MonitorSettings
     task: Classifier | None = None
     lora: Lora | None = None
+    model_name: str | None = None
 
     def mistakes(self) -> Iterator[str]:
         """Yield a sentence for each setting that contradicts a schedule of recipes or adapters (``lora``)."""
@@ -110,7 +115,7 @@ class Cell(Settings):
         return validated(cls, read_json(path), path)
 
     def to_json(self) -> str:
-        unset = {name for name in ("schedule", "task", "lora") if not getattr(self, name)}
+        unset = {name for name in ("schedule", "task", "lora", "model_name") if not getattr(self, name)}
         return canonical_json(self.model_dump(mode="json", exclude=unset))
 
     def sha256(self) -> str:

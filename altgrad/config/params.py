@@ -25,7 +25,7 @@ from pydantic import (
 from altgrad.common.errors import UserError, did_you_mean, sentences
 from altgrad.common.files import read_yaml
 from altgrad.config.arms import Arm
-from altgrad.config.base import Name, Settings
+from altgrad.config.base import ModelName, Name, Settings
 from altgrad.config.models import Lora, Preset
 from altgrad.config.own_formats import OwnFormat
 from altgrad.config.recipe import Rule, published_recipes
@@ -55,7 +55,7 @@ def _number(value: Any) -> int | float:
 
 
 class GridSettings(Settings):
-    """The cells: every combination of the four lists."""
+    """The cells: every combination of the four lists, in ``model`` and in each of ``models``."""
 
     formats: list[Name] = Field(
         min_length=1,
@@ -68,11 +68,12 @@ class GridSettings(Settings):
     lr_scales: list[Annotated[Any, BeforeValidator(_number), WithJsonSchema({"type": "number"})]] = Field(
         min_length=1, description="multiples of the arm's lr, above 0 and up to 1000000"
     )
+    models: list[ModelName] = Field([], description="further models beside model, by name from models")
     recipe: Name = Field("uniform", description="recipe that a plain format name stands for")
     baseline: Name = Field("bf16", description="entry of formats that the others are compared with")
 
     def mistakes(self) -> Iterator[str]:
-        for field in ("formats", "optimizers", "seeds", "lr_scales"):
+        for field in ("formats", "optimizers", "seeds", "lr_scales", "models"):
             values = getattr(self, field)
             repeated = [value for i, value in enumerate(values) if value in values[:i]]
             if repeated:
@@ -162,7 +163,7 @@ EmptyIfNone = BeforeValidator(lambda value: {} if value is None else value)  # a
 
 
 class Params(Settings):
-    """params.yaml. ``overrides`` maps a format, an arm or a cell key to settings of that cell."""
+    """params.yaml. ``overrides`` maps a model, a format, an arm or a cell key to settings of that cell."""
 
     task: TaskName = Field("language", description="what the models learn: text, or the labels of documents")
     tasks: Tasks = Field(Tasks(), description="the settings of each task")
@@ -188,7 +189,7 @@ class Params(Settings):
     budget: Budget = Field(Budget(), description="what a study may cost")
     tracking: list[Tracker] = Field([], description="trackers that get results while cells train")
     overrides: Annotated[dict[str, dict[str, Any]], EmptyIfNone] = Field(
-        {}, description="other settings for some cells, which a grid entry, an arm or a cell's key selects"
+        {}, description="other settings for some cells, which a model, a grid entry, an arm or a cell's key selects"
     )
 
     @property
@@ -199,7 +200,13 @@ class Params(Settings):
     @property
     def cell_takes(self) -> tuple[int, int]:
         """(CPU threads, GPUs) that a cell needs; the second number counts only on a machine with GPUs."""
-        return self.models[self.model].threads * self.train.devices, self.train.devices
+        threads = max(self.models[name].threads for name in self.all_models)
+        return threads * self.train.devices, self.train.devices
+
+    @property
+    def all_models(self) -> list[str]:
+        """The names of the grid's models: ``model``, then ``grid.models``."""
+        return [self.model, *self.grid.models]
 
     @model_validator(mode="before")
     @classmethod
@@ -265,6 +272,10 @@ def load_params(path: Path | str = "params.yaml") -> Params:
     params = validated(Params, read_yaml(path), path)
     require_name(params.corpus, params.corpora, path, "corpus", "corpora")
     require_name(params.model, params.models, path, "model", "models")
+    for i, model in enumerate(params.grid.models):
+        require_name(model, params.models, path, f"grid.models[{i}]", "models")
+        if model == params.model:
+            raise UserError(f"{path}: grid.models[{i}]: the grid has {model} already, by model; remove it here")
     require_name(params.grid.recipe, params.recipes, path, "grid.recipe", "recipes")
     for i, arm in enumerate(params.grid.optimizers):
         require_name(arm, params.optimizers, path, f"grid.optimizers[{i}]", "optimizers")

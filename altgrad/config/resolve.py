@@ -1,9 +1,9 @@
 """From params.yaml to cells: what a name in the grid stands for, recipes filled in, overrides applied.
 
 An entry of ``grid.formats`` is a recipe (``bf16``), a format for the recipe of ``grid.recipe`` (``E3M4``), or both
-(``virtual.E3M4``). An override's selector is an entry, an arm, or a cell's key. When several select the same cell, the
-narrower wins: entry, then arm, then key. A selector must name something that exists, but it need not be in today's
-grid: an override for E5M2 stays in place while ``-S 'grid.formats=[E3M4]'`` trains another format.
+(``virtual.E3M4``). An override's selector is a model, an entry, an arm, or a cell's key. When several select the same
+cell, the narrower wins: model, then entry, then arm, then key. A selector must name something that exists, but it need
+not be in today's grid: an override for E5M2 stays in place while ``-S 'grid.formats=[E3M4]'`` trains another format.
 """
 
 import itertools
@@ -174,23 +174,35 @@ class Resolver:
     def __init__(self, params: Params, source: object = "params.yaml") -> None:
         self.params = params
         self.source = source
-        model = cell_model(params.models[params.model], params.start)
-        self.model = validated(CellModel, model, f"{source}: models.{params.model}")
+        self.models = {name: self._model(name) for name in params.all_models}
         self.names = GridNames(params, source)
         for i, entry in enumerate(params.grid.formats):
             self.names.require(entry, f"grid.formats[{i}]")
         self.names.require(params.grid.baseline, "grid.baseline")
+        for name in {*params.grid.models, *params.overrides} & set(params.all_models):
+            if name in params.optimizers or self.names.has(name):
+                raise UserError(f"{source}: models.{name}: a format, recipe or arm has that name; rename the model")
         self.overrides = {selector: self._override(selector) for selector in params.overrides}
 
+    def _model(self, name: str) -> CellModel:
+        """Return the model called ``name``; raise :class:`UserError` if its size contradicts the weights to start."""
+        try:
+            model = cell_model(self.params.models[name], self.params.start)
+        except UserError as error:
+            raise UserError(f"{error}; this is of grid.models: {name}" if self.params.grid.models else error) from None
+        return validated(CellModel, model, f"{self.source}: models.{name}")
+
     def cells(self) -> Iterator[Cell]:
-        """Yield every cell in the order of the grid's lists, formats outermost."""
+        """Yield every cell of ``model``, then those of ``grid.models``, in DVC's order: formats outermost."""
         grid = self.params.grid
-        for combination in itertools.product(grid.formats, grid.optimizers, grid.seeds, grid.lr_scales):
+        lists = grid.formats, grid.optimizers, grid.seeds, grid.lr_scales
+        for combination in itertools.chain(itertools.product(*lists, [None]), itertools.product(*lists, grid.models)):
             yield self._cell(*combination)
 
     def idle(self) -> list[str]:
         """Return the overrides that select no cell, as ``overrides.E5M2``, and a baseline that is not in the grid."""
         selecting = {part for cell in self.cells() for part in (cell.format, cell.optimizer, cell.key)}
+        selecting |= set(self.params.all_models)
         named = {f"overrides.{selector}": selector for selector in self.overrides}
         named[f"grid.baseline {self.params.grid.baseline}"] = self.params.grid.baseline
         return [setting for setting, selector in named.items() if selector not in selecting]
@@ -199,13 +211,13 @@ class Resolver:
         """Return the settings that this grid uses, by section, without presets that the grid does not use."""
         params = self.params.model_dump(mode="json")
         task = {"task": params["task"], "primary": self.params.classify.primary} if self.params.classify else {}
-        grid = params["grid"]
+        grid = {name: value for name, value in params["grid"].items() if name != "models" or value}
         recipes = {grid["recipe"]} | {self.names.parts(entry)[0] for entry in grid["formats"]}
         recipes |= {override.recipe for override in self.overrides.values() if override.recipe}
         changing = [recipe for name in recipes if isinstance(recipe := self.params.recipes[name], ChangingRecipe)]
         recipes |= {self.names.parts(entry)[0] for recipe in changing for entry in recipe.names.values()}
         return {
-            "model": {params["model"]: params["models"][params["model"]]},
+            "model": {name: params["models"][name] for name in self.params.all_models},
             "grid": grid,
             "recipes": {name: rules for name, rules in params["recipes"].items() if name in recipes},
             "optimizers": {name: params["optimizers"][name] for name in grid["optimizers"]},
@@ -216,19 +228,20 @@ class Resolver:
             **({"start": params["start"]} if params["start"] else {}),
         }
 
-    def _cell(self, entry: str, optimizer: str, seed: int, lr_scale: int | float) -> Cell:
+    def _cell(self, entry: str, optimizer: str, seed: int, lr_scale: int | float, model_name: str | None) -> Cell:
         params = self.params
-        key = cell_key(entry, optimizer, seed, lr_scale)
+        key, model = cell_key(entry, optimizer, seed, lr_scale, model_name), model_name or params.model
         recipe = None
         sections = {
-            "model": self.model.model_dump(),
+            "model": self.models[model].model_dump(),
             "arm": params.optimizers[optimizer].model_dump(),
             "train": params.train.model_dump(),
             "monitor": params.monitor.model_dump(),
             **({"lora": params.lora.model_dump()} if params.lora else {}),
             **({"task": params.classify.model_dump(include=set(Classifier.model_fields))} if params.classify else {}),
         }
-        applied = [selector for selector in (entry, optimizer, key) if selector in self.overrides]
+        selectors = dict.fromkeys((model, entry, optimizer, key))
+        applied = [selector for selector in selectors if selector in self.overrides]
         for selector in applied:
             override = self.overrides[selector]
             recipe = override.recipe or recipe
@@ -242,7 +255,7 @@ class Resolver:
             formats[foreign] = self.names.format(foreign, f"optimizers.{optimizer}.foreign")
         values = {
             "key": key, "format": entry, "optimizer": optimizer, "seed": seed, "lr_scale": lr_scale,
-            "rules": rules, "schedule": schedule, "formats": formats, **sections,
+            "rules": rules, "schedule": schedule, "formats": formats, "model_name": model_name, **sections,
         }  # fmt: skip
         where = ", ".join(f"overrides.{selector}" for selector in applied) or f"cell {key}"
         return validated(Cell, values, f"{self.source}: {where}")
@@ -294,14 +307,14 @@ class Resolver:
         """Return the override of ``selector``. Its selector and settings are checked even if it selects no cell."""
         place = f"overrides.{selector}"
         params = self.params
-        if selector not in params.optimizers and not self.names.has(selector):
+        if selector not in {**params.optimizers, **params.models} and not self.names.has(selector):
             self._require_key(selector)
         override = validated(Override, params.overrides[selector], f"{self.source}: {place}")
         if override.recipe is not None:
             require_name(override.recipe, params.recipes, self.source, f"{place}.recipe", "recipes")
         arms = [name for name in (selector, *selector.split("-")) if name in params.optimizers]
         for section, schema, bases in (
-            ("model", CellModel, [self.model]),
+            ("model", CellModel, [self.models[selector]] if selector in self.models else self.models.values()),
             ("arm", Arm, [params.optimizers[name] for name in arms or params.grid.optimizers]),
             ("train", Train, [params.train]),
             ("monitor", MonitorSettings, [params.monitor]),
@@ -312,24 +325,30 @@ class Resolver:
         return override
 
     def _require_key(self, selector: str) -> None:
-        """Raise :class:`UserError` unless ``selector`` is a cell's key (entry-arm-seed-lr_scale) with valid parts."""
+        """Raise :class:`UserError` unless ``selector`` is a cell's key with valid parts.
+
+        The parts are entry-arm-seed-lr_scale or entry-arm-seed-lr_scale-model.
+        """
         params = self.params
-        parts = selector.split("-", 3)
+        ends = [name for name in params.models if selector.count("-") > 3 and selector.endswith(f"-{name}")]
+        model = max(ends, key=len, default=None)
+        parts = selector.removesuffix(f"-{model}").split("-", 3)
         named = len(parts) == 4 and self.names.has(parts[0]) and parts[1] in params.optimizers
         if named and parts[2].isdigit() and _is_number(parts[3]):
             # DVC makes the key from the grid's values as they are written; 1.0 for 1 would select nothing.
             number = float(parts[3])
             same = [value for value in params.grid.lr_scales if value == number]
             spellings = same or [number, *([int(number)] if number.is_integer() else [])]
-            keys = [cell_key(parts[0], parts[1], int(parts[2]), value) for value in spellings]
+            keys = [cell_key(parts[0], parts[1], int(parts[2]), value, model) for value in spellings]
             if selector not in keys:
                 raise UserError(f"{self.source}: overrides: write {selector} as {keys[0]}")
             return
         grid = params.grid
-        cells = itertools.product(grid.formats, grid.optimizers, grid.seeds, grid.lr_scales)
-        known = [*grid.formats, *params.recipes, *params.optimizers, *itertools.starmap(cell_key, cells)]
+        cells = itertools.product(grid.formats, grid.optimizers, grid.seeds, grid.lr_scales, (*grid.models, None))
+        names = [*grid.formats, *params.recipes, *params.optimizers, *params.models]
+        known = [*names, *itertools.starmap(cell_key, cells)]
         hint = did_you_mean(selector, known, f", such as {known[-1]}")
-        raise UserError(f"{self.source}: overrides: {selector!r} is no format, recipe, arm or cell{hint}")
+        raise UserError(f"{self.source}: overrides: {selector!r} is no format, recipe, arm, model or cell{hint}")
 
 
 def _is_number(text: str) -> bool:

@@ -120,7 +120,8 @@ def trained(data: Path, cell: Cell, formats: Sequence[str], column: str = "val_l
     """
     values = {}
     for name in formats:
-        path = data / "runs" / cell_key(name, cell.optimizer, cell.seed, cell.lr_scale) / "metrics.json"
+        key = cell_key(name, cell.optimizer, cell.seed, cell.lr_scale, cell.model_name)
+        path = data / "runs" / key / "metrics.json"
         value = read_json(path)[column] if path.exists() else None
         if value is not None:
             values[name] = value

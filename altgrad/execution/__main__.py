@@ -60,8 +60,9 @@ def _run(options: argparse.Namespace) -> None:
     limit = params.budget.limit
     if options.engine == "ray" and limit < math.inf:
         raise UserError("params.yaml: budget: what fits is timed on this machine alone; leave it out with ENGINE=ray")
-    model = params.models[params.model].model_dump(mode="json")
-    takes = (*params.cell_takes, local.measured_mb(model, params.train.batch))
+    models = [params.models[name].model_dump(mode="json") for name in params.all_models]
+    measured = [local.measured_mb(model, params.train.batch) for model in models]
+    takes = (*params.cell_takes, None if None in measured else max(mb for mb in measured if mb is not None))
     pool = local.LocalPool(options.jobs, *takes)
     executor = on_ray.RayCluster(*takes) if options.engine == "ray" else pool
     if options.estimate:

@@ -209,9 +209,9 @@ class EarlyStop:
         names = run_names(cells.values(), Path("data/tokens"))
         self._scratch = {key: Path("scratch", name) for key, name in names.items()}
         self._steps = {key: cell.train.steps for key, cell in cells.items()}
-        groups: dict[tuple[str, str, int], list[str]] = {}
+        groups: dict[tuple[object, ...], list[str]] = {}
         for key, cell in cells.items():
-            groups.setdefault((cell.format, cell.optimizer, cell.seed), []).append(key)
+            groups.setdefault((cell.model_name, cell.format, cell.optimizer, cell.seed), []).append(key)
         self._rivals = {key: [other for other in group if other != key] for group in groups.values() for key in group}
         first = next(iter(cells.values())).seed if cells else None
         self._judged = {key for key, cell in cells.items() if cell.seed != first}

@@ -28,6 +28,7 @@ from dvc.stage.cache import RunCacheNotFoundError
 from altgrad.common.errors import UserError
 from altgrad.execution import dvc_files
 
+OF_MODELS = "_models"  # ends the name of a matrix of cells of grid.models
 END_S = 1.0  # seconds in which an interrupted process may end by itself
 
 
@@ -39,8 +40,8 @@ class CellStage:
 
     @property
     def name(self) -> str:
-        """DVC's name, such as ``train@E4M3-adamw-0-1``."""
-        return self._stage.name
+        """The name of the stage's task, such as ``train@E4M3-adamw-0-1``; for a stage without a cell DVC's name."""
+        return self._stage.name.replace(f"{OF_MODELS}@", "@")
 
     @property
     def key(self) -> str:
@@ -120,8 +121,12 @@ class DvcProject:
         return stages
 
     def cells_of(self, stage: str) -> list[CellStage]:
-        """Return the stages of dvc.yaml's matrix ``stage``, such as ``train``, one for each cell, in its order."""
-        stages = [member for member in self._stages if getattr(member, "name", "").startswith(f"{stage}@")]
+        """Return the stages of dvc.yaml's matrix ``stage``, such as ``train``, one for each cell, in its order.
+
+        Those of the matrix ``train_models``, the cells of ``grid.models``, follow.
+        """
+        named = [(getattr(member, "name", ""), member) for member in self._stages]
+        stages = [its for end in ("", OF_MODELS) for name, its in named if name.startswith(f"{stage}{end}@")]
         return [CellStage(member, self._repo) for member in stages]
 
     def others(self) -> list[CellStage]:

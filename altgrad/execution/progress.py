@@ -115,7 +115,8 @@ def result_line(key: str) -> str:
     if metrics[name] is None:
         return f"{key}: {metrics['outcome']} at step {metrics['outcome_step']} ({metrics['signature']})"
     line = f"{key}: {compared.title} {metrics[name]:.4f}"
-    baseline = cell_key(index["params"]["grid"]["baseline"], *(metrics[n] for n in ("optimizer", "seed", "lr_scale")))
+    grid, seed, model = index["params"]["grid"], metrics["seed"], metrics.get("model_name")
+    baseline = cell_key(grid["baseline"], metrics["optimizer"], seed, metrics["lr_scale"], model)
     # Runs of earlier grids stay on disk until the report is written, and may have had other settings.
     other = _metrics(baseline) if baseline in index["cells"] and baseline != key else None
     if other is None or other[name] is None:

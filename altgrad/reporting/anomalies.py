@@ -34,7 +34,7 @@ from altgrad.metrics.first_anomaly import (
 )
 from altgrad.metrics.table import ROLES
 from altgrad.reporting.figures import drawing, panels, save
-from altgrad.reporting.load import COMPLETED, DIVERGED, IDENTITY, MISSING, Study, load_study
+from altgrad.reporting.load import COMPLETED, DIVERGED, IDENTITY, MISSING, Study, load_studies
 from altgrad.reporting.markdown import number, plural, significant
 
 # Healthy runs that equal the run in these columns make the bands; the first group with enough of them is used.
@@ -195,7 +195,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--data", type=Path, default=Path("data"), help="the pipeline's folder (default %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("scratch/explain"), help="folder (default %(default)s)")
     settings = parser.parse_args(arguments)
-    explained = case(load_study(settings.data), settings.cell)
+    studies = load_studies(settings.data).values()
+    study = next((study for study in studies if settings.cell in study.cells.index), next(iter(studies)))
+    explained = case(study, settings.cell)
     print("\n".join(sentences(explained)))
     with drawing():
         save(first_anomaly_figure(explained), settings.out, explained.key)

@@ -1,11 +1,13 @@
 """Numbers and tables for DVC and other programs: metrics.json, summary.json, results.csv, and plots/.
 
 Every table of plots/ begins with the columns format, optimizer, seed and lr_scale. So one plot serves ``dvc plots
-show`` (many formats, one revision) and ``dvc plots diff`` (many revisions). The Vega-Lite templates in ``.dvc/plots``
-read these columns. The command ``python -m altgrad.reporting.dvc_outputs`` writes the script with which DVC's page of
-plots needs no network. The script has 0.9 MB and is not in the repository.
+show`` (many formats, one revision) and ``dvc plots diff`` (many revisions). The optimizer of a further model has its
+name behind it, as ``adamw (nano)``, and so a panel of its own. The Vega-Lite templates in ``.dvc/plots`` read these
+columns. The command ``python -m altgrad.reporting.dvc_outputs`` writes the script with which DVC's page of plots needs
+no network. The script has 0.9 MB and is not in the repository.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +16,36 @@ import pandas as pd
 from altgrad.common.files import replacing, write_json, write_text
 from altgrad.reporting import optimizer_roles as roles
 from altgrad.reporting.compare import BEYOND, CONTROL, COST, GAIN, MATCHED, Comparison, late
-from altgrad.reporting.load import COMPLETED, DIVERGED, IDENTITY, MISSING, Study
+from altgrad.reporting.diagnosis_tables import raised
+from altgrad.reporting.load import COMPLETED, DIVERGED, IDENTITY, MISSING, Study, joined
 from altgrad.reporting.markdown import as_json, shown
 from altgrad.reporting.statistics import UNTESTED, Difference
 from altgrad.reporting.summary import ranked
 
+Further = Mapping[str, tuple[Study, Comparison]]
 PRIMARY = "primary"  # the column of the primary metric
 LAYER_ROLES = ("weight", "input", "grad")
 LAYER_METRICS = ["sqnr_db", "underflow_frac", "overflow_frac"]
 VEGA_LITE = "5.21"  # the last version of the major version that the templates name
 
 
-def write_outputs(study: Study, comparison: Comparison, flags: int, out: Path) -> None:
-    """Write metrics.json, summary.json, results.csv and plots/ into ``out``; ``flags`` is the number of flags."""
-    write_json(out / "metrics.json", metrics(study, comparison))
-    write_json(out / "summary.json", numbers(study, comparison, flags))
-    tables = {"results": compared(study, comparison)} | {f"plots/{name}": table(study) for name, table in PLOTS.items()}
+def write_outputs(study: Study, comparison: Comparison, flags: int, out: Path, further: Further | None = None) -> None:
+    """Write metrics.json, summary.json, results.csv and plots/ into ``out``; ``flags`` is the number of flags.
+
+    ``further``: by name, the models beside that of ``study``. Their numbers stand below their names in metrics.json,
+    and in summary.json below ``models``. In results.csv the column ``model`` has the name.
+    """
+    further = further or {}
+    of_models = {name: numbers(*its, flags=len(raised(its[0]))) for name, its in further.items()}
+    shown_by_dvc = {name: metrics(*its) for name, its in further.items()}
+    write_json(out / "metrics.json", metrics(study, comparison) | shown_by_dvc)
+    write_json(out / "summary.json", numbers(study, comparison, flags) | ({"models": of_models} if further else {}))
+    results = compared(study, comparison)
+    if further:
+        others = [compared(*its).assign(model=name) for name, its in further.items()]
+        results = pd.concat([results.assign(model=study.models[0]), *others])
+    whole = joined({"": study} | {name: its[0] for name, its in further.items()})
+    tables = {"results": results} | {f"plots/{name}": table(whole) for name, table in PLOTS.items()}
     for name, table in tables.items():
         with replacing(out / f"{name}.csv") as path:
             table.to_csv(path, index=False, lineterminator="\n", float_format="%.7g")

@@ -3,12 +3,13 @@
 A cell counts only if all its files are there and belong to the settings in today's grid. A diagnosis carries the
 SHA-256 of the resolved cell that it analysed. Where that differs from the cell's file, the settings have changed since
 the run, and the cell is *missing*. Only the cells of the grid's index are read.
-The grid's settings select the primary metric, the number that its runs are compared by.
+The grid's settings select the primary metric, the number that its runs are compared by. A study has the cells of one
+model, so that no comparison leaves its model; `joined` has those of all models, to list them.
 """
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -30,6 +31,7 @@ COLUMNS = {
     "summary": ["metric", "value"],
     "flags": ["layer", "metric", "value", "limit"],
 }
+MAPPINGS = ("resolved", "timing", "switches", "metrics")  # the attributes of a study by key or name
 FLOATS = [*HISTORY, *ON_VALIDATION.values(), "value", "x", "limit"]
 NUMBERS = [
     "outcome_step", "steps", "planned_steps", "tokens", "parameters", "quantized_parameters", "peak_lr",
@@ -149,6 +151,12 @@ class Study:
     seeds = _values("seed")
     lr_scales = _values("lr_scale")
 
+    @property
+    def models(self) -> list[str]:
+        """The names of the grid's models: that of ``model``, empty where it has no other, then ``grid.models``."""
+        further = self.params["grid"].get("models", [])
+        return [next(name for name in self.params["model"] if name not in further), *further] if further else [""]
+
     @cached_property
     def baseline(self) -> str | None:
         """The entry that the others are compared with; ``None`` if this grid does not have it."""
@@ -179,9 +187,33 @@ def every_rule(cell: dict[str, Any]) -> list[dict[str, Any]]:
     return [rule for recipe in (cell, *cell.get("schedule", [])) for rule in recipe["rules"]]
 
 
-def load_study(data: Path) -> Study:
+def load_studies(data: Path) -> dict[str, Study]:
+    """Return the study of each model of the grid in ``data``, by the model's name; that of ``model`` is the first."""
+    first = load_study(data)
+    return {first.models[0]: first} | {name: load_study(data, name) for name in first.models[1:]}
+
+
+def joined(studies: Mapping[str, Study]) -> Study:
+    """Return one study with the cells of all ``studies``. Behind the optimizer of a further model stands its name.
+
+    So each optimizer is of one model, as ``adamw (nano)``. The result is for lists of runs, not for comparisons.
+    """
+    both, *others = studies.values()
+    for model, study in zip([*studies][1:], others, strict=True):
+        changed = {name: getattr(both, name) | getattr(study, name) for name in MAPPINGS}
+        for name in ("cells", *COLUMNS):
+            rows = getattr(study, name)
+            parts = [getattr(both, name), rows.assign(optimizer=rows["optimizer"] + f" ({model})")]
+            filled = [part for part in parts if len(part)] or parts[:1]
+            changed[name] = pd.concat(filled, ignore_index=name != "cells")
+        both = replace(both, **changed)
+    return both
+
+
+def load_study(data: Path, model: str | None = None) -> Study:
     """Return the study in ``data``, the pipeline's folder. A cell without a usable run is recorded as missing.
 
+    ``model``: the one of ``grid.models`` whose cells are read; ``None`` for the grid's ``model``.
     Raises :class:`altgrad.config.UserError` if the grid or the tokens do not exist, or a JSON file is broken.
     """
     grid_dir, runs_dir, diag_dir = (data / name for name in ("grid", "runs", "diag"))
@@ -192,7 +224,10 @@ def load_study(data: Path) -> Study:
     rows, resolved, timing, switches = [], {}, {}, {}
     defined: dict[str, dict[str, Any]] = {}
     for key in index["cells"]:
-        cell = resolved[key] = read_json(grid_dir / f"{key}.json")
+        cell = read_json(grid_dir / f"{key}.json")
+        if cell.get("model_name") != model:
+            continue
+        resolved[key] = cell
         identity = {name: cell[name] for name in IDENTITY}
         row = {"key": key, **identity, "planned_steps": cell["train"]["steps"]}
         row |= {"peak_lr": cell["arm"]["lr"] * cell["lr_scale"], "status": MISSING}

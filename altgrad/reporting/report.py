@@ -11,7 +11,7 @@ from pathlib import Path
 from altgrad.common.files import write_text
 from altgrad.config.cell import HEAD, Cell, clamped_heads
 from altgrad.config.params import validated
-from altgrad.reporting import diagnosis_tables, tables
+from altgrad.reporting import diagnosis_tables, model_sizes, tables
 from altgrad.reporting import optimizer_roles as roles
 from altgrad.reporting.anomalies import Case, cases
 from altgrad.reporting.compare import Comparison, compare
@@ -19,7 +19,7 @@ from altgrad.reporting.dvc_outputs import write_outputs
 from altgrad.reporting.fairness import Tuning, conditions, load_tuning
 from altgrad.reporting.figures import SECTIONS, draw, report_figures
 from altgrad.reporting.html import links_of, to_cells_page, to_html
-from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study, every_rule, load_study, prune
+from altgrad.reporting.load import COMPLETED, DIVERGED, MISSING, Study, every_rule, joined, load_studies, prune
 from altgrad.reporting.markdown import Block, Picture, integer, listed, plural, significant, to_markdown
 from altgrad.reporting.simulate import worst_rate
 from altgrad.reporting.statistics import SEEDS
@@ -43,32 +43,41 @@ def write_report(data: Path, out: Path, revision: str | None, experiments: Seque
         UserError: if the grid or the tokens are missing.
     """
     prune(data)
-    study = load_study(data)
-    comparison = compare(study)
-    flags = diagnosis_tables.raised(study)
+    studies = load_studies(data)
+    comparisons = {name: compare(study) for name, study in studies.items()}
+    (name, study), *_ = studies.items()
+    comparison, whole = comparisons[name], joined(studies)
+    flags = diagnosis_tables.raised(whole)
     pictures = draw(report_figures(), study, comparison, out / "figures")
+    sizes = model_sizes.sections(studies, comparisons, out / "figures")
     chance, tuning = worst_rate(out / "simulation.csv", study), load_tuning(out / "study", study)
-    ended_badly = list(cases(study))
-    text = to_markdown(report(study, comparison, ended_badly, pictures, revision, chance, tuning)) + "\n"
+    ended_badly = [case for one in studies.values() for case in cases(one)]
+    text = to_markdown(report(study, comparison, ended_badly, pictures, revision, chance, tuning, whole, sizes)) + "\n"
     write_text(out / "REPORT.md", text)
-    write_text(out / "index.html", to_html(text, out / "figures", links_of(study)))
-    write_text(out / "cells.html", to_cells_page(study, flags, ended_badly))
-    write_outputs(study, comparison, len(flags), out)
+    write_text(out / "index.html", to_html(text, out / "figures", links_of(whole)))
+    write_text(out / "cells.html", to_cells_page(whole, flags, ended_badly))
+    further = {model: (one, comparisons[model]) for model, one in studies.items() if model != name}
+    write_outputs(study, comparison, len(diagnosis_tables.raised(study)), out, further)
     return headline(study, comparison).replace("**", "").replace("`", ""), proposal(study, experiments)
 
 
 def report(
     study: Study, comparison: Comparison, ended_badly: Sequence[Case], pictures: Mapping[str, Picture],
-    revision: str | None, chance: float | None, tuning: Tuning | None,
+    revision: str | None, chance: float | None, tuning: Tuning | None, whole: Study, sizes: model_sizes.Sections,
 ) -> list[Block | None]:  # fmt: skip
-    """Return the blocks of the report; ``chance`` is for `altgrad.reporting.summary.summary`."""
+    """Return the blocks of the report; ``chance`` is for `altgrad.reporting.summary.summary`.
+
+    ``whole`` has the runs of all models, and ``study`` those of the grid's ``model``. ``sizes`` are the sections on the
+    others.
+    """
     figures: dict[str, list[Block | None]] = {section: [] for section in SECTIONS}
     for spec in report_figures():
         if spec.name in pictures and spec.name != FIRST:
             figures[spec.section].append(pictures[spec.name])
     name, question = title(study, comparison)
     page: list[Block | None] = [
-        f"# {name}", f"**{question}**", headline(study, comparison), _no_baseline(study), _clamped(study),
+        f"# {name}", f"**{question}**", headline(study, comparison), _several(study), _no_baseline(study),
+        _clamped(study),
         study.primary.direction if study.primary.higher_is_better else None,
         pictures.get(FIRST), *summary(study, comparison, chance), tables.against_words(study, comparison),
     ]  # fmt: skip
@@ -77,8 +86,9 @@ def report(
             *figures["gains"], *figures["costs"], tables.results_table(study, comparison),
             tables.metrics_table(study, comparison),
         ],
+        **sizes,
         "What makes it fair": [tables.fairness_table(conditions(study, comparison, tuning))],
-        "Which runs fail": [diagnosis_tables.failures_table(study, ended_badly)],
+        "Which runs fail": [diagnosis_tables.failures_table(whole, ended_badly)],
         "Precision and range": figures["layers"],
         "Weights": [*figures["weights"], diagnosis_tables.diagnosis_table(study, comparison)],
         "The format's geometry and the loss's": [diagnosis_tables.geometry_table(study, comparison)],
@@ -86,13 +96,21 @@ def report(
         "Loss curves": figures["curves"],
         "Formats and recipe": [tables.formats_table(study), tables.recipe_table(study), tables.changes_table(study)],
         "What it was": [
-            _scope(study), tables.machine_table(study, revision), tables.corpus_table(study),
+            _scope(study), tables.machine_table(whole, revision), tables.corpus_table(study),
             *tables.labels_table(study),
         ],
     }  # fmt: skip
     for section, blocks in sections.items():
         page += [f"## {section}", *blocks] if any(blocks) else []
     return page
+
+
+def _several(study: Study) -> str | None:
+    """Return a paragraph on a grid of several models; ``None`` if it has one."""
+    first, *further = study.models
+    others = listed(f"`{name}`" for name in further)
+    text = f"**Several models.** What names no model is of `{first}`; a section each is of {others}. No comparison "
+    return f"{text}leaves its model, and p is adjusted in each by itself." if further else None
 
 
 def _no_baseline(study: Study) -> str | None:

@@ -161,6 +161,7 @@ def _metrics(trainer: Trainer, history: list[list[Any]], out: Path) -> dict[str,
     val_loss = None if tracker.diverged else last[4]
     quantized = {layer.weight for layer in layers.values() if layer_recipe(layer)}
     optional: dict[str, object] = {"switches": trainer.switches.made} if cell.schedule else {}
+    optional |= {"model_name": cell.model_name} if cell.model_name else {}
     optional |= {"start": cell.model.start.sha256} if cell.model.start else {}
     return {
         "key": cell.key, "format": cell.format, "optimizer": cell.optimizer,

@@ -89,7 +89,7 @@ def standing(cells: Iterable[Seen], baseline: str, compared: Compared) -> list[d
     of = [(cell, cell.settings) for cell in cells]
     seeds = list(dict.fromkeys(own["seed"] for _, own in of))
     rates = sorted({own["lr_scale"] for _, own in of})
-    identities = [((own["format"], own["optimizer"], own["lr_scale"]), own["seed"]) for _, own in of]
+    identities = [((own["format"], _arm(own), own["lr_scale"]), own["seed"]) for _, own in of]
     runs, by = (
         PairedLosses.of(((*i, _final(cell, column)) for i, (cell, _) in zip(identities, of, strict=True)), seeds)
         for column in (compared.final, compared.on_validation)  # the latter chooses a rate, as in the report
@@ -99,7 +99,7 @@ def standing(cells: Iterable[Seen], baseline: str, compared: Compared) -> list[d
         return by.best([(entry, arm, rate) for rate in rates], higher_is_better=compared.higher_is_better)
 
     rows = []
-    for entry, arm in dict.fromkeys((own["format"], own["optimizer"]) for _, own in of):
+    for entry, arm in dict.fromkeys((own["format"], _arm(own)) for _, own in of):
         best = chosen(entry, arm)
         completed = runs.completed(best)
         if not completed:
@@ -116,6 +116,12 @@ def standing(cells: Iterable[Seen], baseline: str, compared: Compared) -> list[d
                 row |= {"difference": difference.mean, "low": _or_none(low), "high": _or_none(high)}
         rows.append(row)
     return rows
+
+
+def _arm(settings: dict[str, Any]) -> str:
+    """Return a cell's optimizer, with the model behind it in a cell of ``grid.models``, such as ``adamw (nano)``."""
+    model = settings.get("model_name")
+    return f"{settings['optimizer']} ({model})" if model else settings["optimizer"]
 
 
 def _final(cell: Seen, column: str) -> float:
@@ -210,8 +216,8 @@ def _grid(cells: Iterable[Seen], project: Project) -> dict[str, Any]:
         "baseline": project.baseline,
         "measure": {"title": compared.title, "unit": compared.unit, "higher": compared.higher_is_better},
         "cells": [
-            [cell.key, *(cell.settings[name] for name in ("format", "optimizer", "seed", "lr_scale")), cell.steps]
-            for cell in cells
+            [cell.key, own["format"], _arm(own), own["seed"], own["lr_scale"], cell.steps]
+            for cell in cells if (own := cell.settings)
         ],
     }
 

@@ -19,6 +19,7 @@ import pytest
 from altgrad.common.console import INTERRUPTED, STOPS, handled
 from altgrad.common.errors import did_you_mean, near_matches, run_stage
 from altgrad.common.files import canonical_json, replacing, write_text
+from altgrad.common.fingerprint import discard_finished, mark_finished
 
 ROOT = Path(__file__).parents[2]
 READY = "print('ready', flush=True)\n"
@@ -134,3 +135,14 @@ def test_canonical_json_depends_on_values_alone_and_refuses_what_json_cannot_hol
     assert canonical_json({"b": 1, "a": 2}) == canonical_json({"a": 2, "b": 1})
     with pytest.raises(ValueError):
         canonical_json({"loss": float("nan")})
+
+
+def test_a_finished_cell_takes_no_folder_of_a_further_models_cell_with_it(tmp_path):
+    own, other = (tmp_path / "scratch" / f"E4M3-adamw-0-1{end}-{'0a' * 8}" for end in ("", "-nano"))
+    for folder in (own, other):
+        folder.mkdir(parents=True)
+        mark_finished(folder)
+    discard_finished(tmp_path, "E4M3-adamw-0-1")
+    assert not own.exists() and other.exists()
+    discard_finished(tmp_path)
+    assert not other.exists()

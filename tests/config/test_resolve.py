@@ -201,7 +201,7 @@ CLIP = {"train": {"clip": 1}}
         ({"overrides": {"E5M3x": CLIP}}, "overrides: 'E5M3x'"),
         ({"overrides": {"virtual.E9M9": CLIP}}, "'virtual.E9M9' is no format, recipe, arm"),
         ({"overrides": {"bf16.E4M3": CLIP}}, "'bf16.E4M3' is no format, recipe, arm"),
-        ({"overrides": {"uniform": CLIP}}, "'uniform' is no format, recipe, arm or cell"),
+        ({"overrides": {"uniform": CLIP}}, "'uniform' is no format, recipe, arm, model or cell"),
         ({"overrides": {"E5M2-adamw-0": CLIP}}, "did you mean E5M2-adamw-0-1"),
         ({"overrides": {"E4M3-adamw-0-1.0": CLIP}}, "as E4M3-adamw-0-1"),
         ({"overrides": {"E4M3-adamw-00-1": CLIP}}, "as E4M3-adamw-0-1"),

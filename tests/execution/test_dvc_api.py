@@ -11,9 +11,10 @@ from dvc.dependency import ParamsDependency
 from dvc.output import Output
 from dvc.repo import Repo
 
+from altgrad.common.files import read_yaml
 from altgrad.execution import dvc_api
 from altgrad.execution.dvc_api import locked_project
-from altgrad.execution.pending import first_tasks
+from altgrad.execution.pending import first_tasks, hand_to_dvc
 from tests.execution.conftest import PIPELINE
 
 
@@ -30,6 +31,23 @@ def test_a_stage_that_has_not_run_is_pending_until_its_outputs_are_saved(folder:
         cell.save()
         project.write_lock_file([cell])
     assert [task.key for task in first_tasks()[0]] == ["b"]
+
+
+def test_cells_of_further_models_follow_and_their_tasks_are_called_as_any_others(folder: Path):
+    more = PIPELINE.partition("stages:")[2].replace("train:", "train_models:").replace("[a, b]", "[a-x, b-x]")
+    (folder / "dvc.yaml").write_text(PIPELINE + more)
+    for key in ("a-x", "b-x"):
+        (folder / f"data/grid/{key}.json").write_text('{"train": {"steps": 7}}')
+    assert [task.name for task in first_tasks()[0]] == ["train@a", "train@b", "train@a-x", "train@b-x"]
+    (folder / "data/runs").mkdir()
+    for key in ("a", "a-x"):
+        (folder / f"data/runs/{key}").write_text("a result")
+    done = [task for task in first_tasks()[0] if task.key in ("a", "a-x")]
+    for task in done:
+        (folder / f"data/runs/{task.key}").write_text("a result")
+    assert hand_to_dvc(done) == ({}, [])
+    assert {task.key for task in first_tasks()[0]} == {"b", "b-x"}
+    assert {"train@a", "train_models@a-x"} == set(read_yaml(folder / "dvc.lock")["stages"])
 
 
 def test_the_repository_is_opened_once_and_sees_what_has_changed(folder: Path, monkeypatch):

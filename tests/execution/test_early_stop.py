@@ -52,10 +52,15 @@ def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("data/grid").mkdir(parents=True, exist_ok=True)
     Path("data/grid/index.json").write_text(json.dumps({"cells": KEYS}))
     for key in KEYS:
-        _, _, seed, rate = key.split("-")
-        made = json.loads(make_cell(seed=int(seed), steps=100, eval_every=50).to_json())
-        Path(f"data/grid/{key}.json").write_text(json.dumps(made | {"key": key, "lr_scale": int(rate)}))
+        plan(key)
     return tmp_path
+
+
+def plan(key: str) -> None:
+    _, _, seed, rate, *model = key.split("-")
+    made = json.loads(make_cell(seed=int(seed), steps=100, eval_every=50).to_json())
+    made |= {"key": key, "lr_scale": int(rate)} | ({"model_name": model[0]} if model else {})
+    Path(f"data/grid/{key}.json").write_text(json.dumps(made))
 
 
 def trains(key: str, loss: float | None, to: int = 20) -> None:
@@ -93,6 +98,17 @@ def test_rivals_that_have_finished_count_and_a_lost_run_is_beaten(grid):
     trains(KEYS[3], None)
     assert given_up() == [KEYS[3]]
     assert EarlyStop(KEYS).given_up([Task("diagnose", KEYS[3], (), 1)]) == []
+
+
+def test_a_rate_of_another_model_is_no_rival(grid):
+    keys = [*KEYS, *(f"{key}-nano" for key in KEYS)]
+    for key in keys[len(KEYS) :]:
+        plan(key)
+    trains(KEYS[3], 4.0)
+    trains(f"{KEYS[4]}-nano", 1.0)
+    assert EarlyStop(keys).given_up([task_of(key) for key in keys]) == []
+    trains(f"{KEYS[3]}-nano", 2.0)
+    assert EarlyStop(keys).given_up([task_of(key) for key in keys]) == [task_of(f"{KEYS[3]}-nano")]
 
 
 def test_a_loss_that_is_final_is_read_once_and_others_again(grid):

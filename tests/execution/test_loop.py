@@ -106,8 +106,9 @@ def test_a_log_tells_the_mistake(tmp_path, monkeypatch):
 
 def finished(key: str, loss: float | None) -> None:
     """Write down that a cell has trained to ``loss``, or has diverged."""
-    entry, arm, seed, scale = key.split("-")
+    entry, arm, seed, scale, *model = key.split("-", 4)
     found = {"key": key, "format": entry, "optimizer": arm, "seed": int(seed), "lr_scale": float(scale)}
+    found |= {"model_name": model[0]} if model else {}
     found |= {"val_loss": loss, "outcome": "diverged", "outcome_step": 7, "signature": "spike"}
     path = Path("data/runs") / key / "metrics.json"
     path.parent.mkdir(parents=True)
@@ -127,6 +128,18 @@ def test_a_cell_is_told_with_its_loss_beside_that_of_the_baseline(tmp_path, monk
     assert result_line("bf16-adamw-3-0.5") == "bf16-adamw-3-0.5: validation loss 4.5000"
     finished("E7M0-adamw-3-0.5", None)
     assert result_line("E7M0-adamw-3-0.5") == "E7M0-adamw-3-0.5: diverged at step 7 (spike)"
+
+
+def test_a_cell_of_a_further_model_is_told_beside_the_baseline_of_this_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("data/grid").mkdir(parents=True)
+    losses = {"bf16-adamw-3-0.5": 4.5, "E4M3-adamw-3-0.5": 4.25}
+    losses |= {"bf16-adamw-3-0.5-gpt-50m": 3.0, "E4M3-adamw-3-0.5-gpt-50m": 3.5}
+    Path("data/grid/index.json").write_text(json.dumps({"params": {"grid": {"baseline": "bf16"}}, "cells": [*losses]}))
+    for key, loss in losses.items():
+        finished(key, loss)
+    assert result_line("E4M3-adamw-3-0.5").endswith("4.2500, -0.2500 against bf16-adamw-3-0.5")
+    assert result_line("E4M3-adamw-3-0.5-gpt-50m").endswith("3.5000, +0.5000 against bf16-adamw-3-0.5-gpt-50m")
 
 
 def task(key: str) -> Task:

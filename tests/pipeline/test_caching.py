@@ -51,6 +51,27 @@ def test_an_override_and_an_added_format_run_their_cells_alone_and_their_undoing
     project.repro()
 
 
+@pytest.mark.long
+def test_a_further_model_runs_its_own_cells_alone_and_the_report_has_its_section(project: Project):
+    before = {key: (project.folder / f"data/runs/{key}/metrics.json").read_bytes() for key in CELLS}
+    project.set("models.tiny-2", {"layers": 2, "width": 16, "heads": 2, "context": 16})
+    project.set("grid.models", ["tiny-2"])
+    project.set("overrides", {"tiny-2": {"train": {"steps": 4}, "arm": {"lr": 0.002}}})
+    cells = [f"{key}-tiny-2" for key in CELLS]
+    own = {f"{stage}_models@{cell}" for cell in cells for stage in ("train", "diagnose")}
+    assert project.repro() == {"grid", "report"} | own
+    assert before == {key: (project.folder / f"data/runs/{key}/metrics.json").read_bytes() for key in CELLS}
+    for cell in cells:
+        metrics = json.loads((project.folder / f"data/runs/{cell}/metrics.json").read_text())
+        assert (metrics["key"], metrics["model_name"], metrics["steps"]) == (cell, "tiny-2", 4)
+    report = (project.folder / "reports/REPORT.md").read_text()
+    assert "## Model tiny-2" in report and "figures/cost_by_model.png" in report
+    assert not list((project.folder / "scratch").glob("*-adamw-*")), "finished cells leave no checkpoints"
+    project.run("git", "checkout", "params.yaml")
+    assert project.repro() <= {"grid", "report"}
+    assert not (project.folder / "data/runs" / cells[0]).exists(), "a cell that left the grid is pruned"
+
+
 def test_an_edit_reaches_the_stages_that_depend_on_it_and_no_other(project: Project):
     """As `dvc status` has it; what DVC then runs, the last test but one sees of training code."""
     folder, before, digests = project.folder, {}, {}

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import shutil
 import zlib
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from altgrad.common.files import write_json
+from altgrad.common.files import read_json, sha256_of, write_json
 from altgrad.formats import Format, get_format
 from altgrad.reporting.load import Study, load_study
 
@@ -88,6 +90,34 @@ def write_project(
     counts = {split: dict(zip(units, sizes, strict=True)) for split, sizes in splits.items()}
     write_json(root / "data/tokens/meta.json", {"corpus": "licences", "vocab_size": 4096, "splits": counts})
     return keys
+
+
+def add_model(root: Path, name: str, parameters: int, tokens: int, losses: Callable[[dict[str, Any]], float]) -> None:
+    """Add a model to the project's ``grid.models``: a copy of each cell, with other sizes and final losses.
+
+    ``losses`` takes the resolved cell and returns its final validation loss.
+    """
+    data = root / "data"
+    index = read_json(data / "grid/index.json")
+    params = index["params"]
+    if "models" not in params["grid"]:
+        params |= {"model": {params["model"]: MODEL}}
+    params["grid"].setdefault("models", []).append(name)
+    params["model"][name] = MODEL
+    for key in [key for key in index["cells"] if "model_name" not in read_json(data / f"grid/{key}.json")]:
+        new = f"{key}-{name}"
+        index["cells"].append(new)
+        cell = read_json(data / f"grid/{key}.json") | {"key": new, "model_name": name}
+        write_json(data / f"grid/{new}.json", cell)
+        if not (data / "runs" / key).exists():
+            continue
+        shutil.copytree(data / "runs" / key, data / "runs" / new)
+        changed = {"key": new, "model_name": name, "parameters": parameters, "tokens": tokens, "val_loss": losses(cell)}
+        write_json(data / "runs" / new / "metrics.json", read_json(data / "runs" / key / "metrics.json") | changed)
+        shutil.copy(data / f"diag/{key}.parquet", data / f"diag/{new}.parquet")
+        diagnosis = read_json(data / f"diag/{key}.json") | {"cell_sha256": sha256_of(data / f"grid/{new}.json")}
+        write_json(data / f"diag/{new}.json", diagnosis)
+    write_json(data / "grid/index.json", index)
 
 
 def read(root: Path) -> Study:

@@ -58,10 +58,10 @@ def test_no_text_leaves_its_figure(spec, troubled, made) -> None:
         arms = {"spacing_unmatched": {"stiffness": "ulp"}}
         study = made(["bf16", "E4M3", "E3M4"], ["adamw", "spacing_unmatched"], (0, 1, 2), arms=arms)
     with drawing():
-        assert _outside(spec.draw(study, compare(study))) == []
+        assert outside(spec.draw(study, compare(study))) == []
 
 
-def _outside(figure: Figure) -> list[str]:
+def outside(figure: Figure) -> list[str]:
     """Return the texts of ``figure`` that are not wholly inside its frame."""
     canvas = FigureCanvasAgg(figure)
     canvas.draw()

@@ -14,7 +14,7 @@ from altgrad.reporting.tables import results_table
 from altgrad.watch import Project, events
 from altgrad.watch.events import Events, standing
 from tests.reporting.made_losses import texts
-from tests.reporting.synthetic_project import read, write_project
+from tests.reporting.synthetic_project import add_model, read, write_project
 
 
 @pytest.fixture(autouse=True)
@@ -123,6 +123,23 @@ def test_five_hundred_cells_stay_below_100_kb_an_answer(tmp_path):
         pass
     assert len(page.cells) == 500 and {cell["state"] for cell in page.cells} == {"trained"}
     assert max(page.sizes) < 100_000
+
+
+def test_a_further_model_has_rows_of_its_own_beside_its_own_baseline(tmp_path):
+    write_project(tmp_path, ["bf16", "E4M3"], ["adamw"], (0, 1), steps=60, blocks=1)
+    add_model(tmp_path, "gpt-50m", 1000, 2000, lambda cell: 2.0 + 0.5 * (cell["format"] == "E4M3") + cell["seed"])
+    project = Project(tmp_path)
+    project.look()
+    first, further = (
+        {row["format"]: row for row in standing(project.cells.values(), project.baseline, project.compared)
+         if row["arm"] == arm} for arm in ("adamw", "adamw (gpt-50m)")
+    )  # fmt: skip
+    alone = [cell for cell in project.cells.values() if "model_name" not in cell.settings]
+    assert list(first.values()) == standing(alone, project.baseline, project.compared)
+    assert further["E4M3"]["loss"] == 3.0 and further["E4M3"]["difference"] == 0.5 and further["bf16"]["loss"] == 2.5
+    page = Page(Events(tmp_path))
+    page.ask()
+    assert {row["arm"] for row in page.standing} == {"adamw", "adamw (gpt-50m)"}
 
 
 @pytest.mark.parametrize(

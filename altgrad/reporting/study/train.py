@@ -74,6 +74,8 @@ def _lacks(params: dict[str, Any], name: str, runs: RunTable, study: Path) -> bo
     try:
         # Weights to start from may not have been trained yet; adapters need them. No key of a row names either.
         settings = load_params(place).model_copy(update={"start": None, "lora": None})
+        if settings.grid.models:
+            raise UserError(f"{name}: grid.models: a row of the study names no model; write an experiment for each")
         cells = list(Resolver(settings, f"{name} (with params.yaml)").cells())
     finally:
         place.unlink()

@@ -124,6 +124,12 @@ def test_rows_name_the_commit_and_how_runs_ended(root, monkeypatch):
     trained(root)
 
 
+def test_an_experiment_has_one_model(root):
+    write_question(root / "reports/study", {"one": {"grid": GRID | {"models": ["nano"]}}})
+    with pytest.raises(UserError, match=r"^one: grid\.models: a row of the study names no model; write an experiment"):
+        trained(root)
+
+
 def test_a_run_starts_from_the_weights_that_another_left_and_f1_is_a_measure(root, monkeypatch):
     study = root / "reports/study"
     grid = GRID | {"seeds": [0]}

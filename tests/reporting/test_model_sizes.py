@@ -1,0 +1,183 @@
+"""Laws of a report on several models. Oracles: reports on one model, a law whose parameters are here."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from altgrad.reporting import model_sizes
+from altgrad.reporting.compare import compare
+from altgrad.reporting.figures import drawing
+from altgrad.reporting.load import COLUMNS, IDENTITY, joined, load_studies
+from altgrad.reporting.model_sizes import Sizes, effective, fit, mean
+from altgrad.reporting.report import write_report
+from tests.reporting.synthetic_project import SMALL, add_model, write_project
+from tests.reporting.test_figures import outside
+
+E, A, ALPHA, B, BETA = 1.7, 40.0, 0.34, 60.0, 0.31
+PARAMETERS = np.array([4e4, 4e4, 1.7e5, 1.7e5, 6e5, 6e5, 1.3e6])
+TOKENS = PARAMETERS * np.array([1, 20, 5, 20, 1, 20, 5])
+SHARES = {"E4M3": 0.97, "E5M2": 0.8}
+SEEDS = 5
+
+
+def loss(parameters: Any, tokens: Any, share: float = 1.0) -> Any:
+    return E + A / (share * parameters) ** ALPHA + B / tokens**BETA
+
+
+def sizes(noise: float = 0.0, models: int = len(PARAMETERS)) -> Sizes:
+    """Return measurements of the law with the shares `SHARES`, and normal noise of both."""
+    chance, n, d = np.random.default_rng(3), PARAMETERS[:models], TOKENS[:models]
+    costs = {
+        entry: (loss(n, d, share) - loss(n, d))[:, None] + chance.normal(0, noise / 3, (models, SEEDS))
+        for entry, share in SHARES.items()
+    }
+    losses = loss(n, d)[:, None] + chance.normal(0, noise, (models, SEEDS))
+    return Sizes([f"m{i}" for i in range(models)], n, d, losses, costs)
+
+
+def project(root: Path, models: dict[str, tuple[int, int]], seeds: tuple[int, ...] = (0, 1, 2)) -> Path:
+    """Write a project of these models beside gpt-nano: parameters and tokens by name, losses of the law."""
+    write_project(root, ["bf16", "E4M3", "E5M2"], ["adamw", "spacing_unmatched"], seeds, **SMALL)
+    for name, (parameters, tokens) in models.items():
+        add_model(root, name, parameters, tokens, lambda cell, n=parameters, d=tokens: loss(
+            n, d, SHARES.get(cell["format"], 1.0)) + 0.01 * cell["seed"] + 0.001 * (cell["seed"] * n % 7))  # fmt: skip
+    return root / "data"
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory) -> Path:
+    return project(tmp_path_factory.mktemp("two"), {"tiny": (40_000, 800_000), "gpt-50m": (170_000, 900_000)})
+
+
+# --- comparisons ---------------------------------------------------------------------------------
+
+
+def test_a_model_is_compared_as_in_a_grid_of_this_model_alone(two, tmp_path):
+    alone = load_studies(project(tmp_path, {}))[""]
+    studies = load_studies(two)
+    assert list(studies) == ["gpt-nano", "tiny", "gpt-50m"]
+    first = studies["gpt-nano"]
+    assert compare(first).claims == compare(alone).claims
+    for name, study in studies.items():
+        assert list(study.cells.index) == [key + f"-{name}" * (study is not first) for key in alone.cells.index]
+
+
+def test_results_have_each_models_own_differences_and_none_between_models(two, tmp_path):
+    write_report(two, tmp_path, None)
+    rows = pd.read_csv(tmp_path / "results.csv")
+    studies = load_studies(two)
+    assert list(rows["model"].unique()) == list(studies)
+    for name, study in studies.items():
+        cells = study.cells[study.cells["optimizer"] == "adamw"]
+        cells = cells.pivot(index="seed", columns="format", values="val_loss")
+        costs = rows[(rows["model"] == name) & (rows["comparison"] == "cost")].set_index("format")["delta"]
+        for entry in ("E4M3", "E5M2"):
+            assert costs[entry] == pytest.approx((cells[entry] - cells["bf16"]).mean(), abs=1e-6)
+
+
+def test_all_runs_together_have_the_rows_of_each_model_and_an_identity_each(two):
+    studies = load_studies(two)
+    whole = joined(studies)
+    assert not whole.cells[IDENTITY].duplicated().any()
+    arms = ("adamw", "spacing_unmatched")
+    assert whole.optimizers == [f"{arm}{end}" for end in ("", " (tiny)", " (gpt-50m)") for arm in arms]
+    for name in ("cells", *COLUMNS):
+        assert len(getattr(whole, name)) == sum(len(getattr(study, name)) for study in studies.values())
+
+
+def test_a_report_of_several_models_is_whole_and_names_them(two, tmp_path):
+    write_report(two, tmp_path, None)
+    text = (tmp_path / "REPORT.md").read_text()
+    assert "What names no model is of `gpt-nano`; a section each is of `tiny` and `gpt-50m`" in text
+    assert [line for line in text.splitlines() if line.startswith("## Model")] == ["## Model tiny", "## Model gpt-50m"]
+    assert "completed are 3 models with 3, 3 and 3." in text and "effective parameters, %" not in text
+    assert "figures/cost_by_model.png" in text and (tmp_path / "figures/cost_by_model.svg").exists()
+    plots = pd.read_csv(tmp_path / "plots/validation.csv")
+    assert {"adamw", "adamw (tiny)", "adamw (gpt-50m)"} <= set(plots["optimizer"])
+    based = plots[plots["format"] == "bf16"]["delta_to_baseline"]
+    assert len(based) and (based == 0).all(), "each model's baseline is its own"
+    for file, place in (("metrics.json", ()), ("summary.json", ("models",))):
+        found = json.loads((tmp_path / file).read_text())
+        for name in place:
+            found = found[name]
+        assert {"tiny", "gpt-50m"} <= set(found)
+    assert "E4M3-adamw-0-1-gpt-50m" in (tmp_path / "cells.html").read_text()
+
+
+def test_a_grid_of_one_model_has_no_word_of_several(tmp_path):
+    write_report(project(tmp_path, {}), tmp_path / "out", None)
+    text = (tmp_path / "out/REPORT.md").read_text()
+    assert "Several models" not in text and "## Model" not in text and "cost_by_model" not in text
+    assert "model" not in pd.read_csv(tmp_path / "out/results.csv")
+
+
+# --- the law -------------------------------------------------------------------------------------
+
+
+def test_the_law_and_the_shares_are_those_that_made_the_losses():
+    made = sizes()
+    law = fit(made, mean(made.losses))
+    assert law is not None and law.residual < 1e-3
+    assert (law.least, law.a, law.b) == pytest.approx((E, ALPHA, BETA), abs=0.01)
+    for entry, (share, low, high) in effective(made, law).items():
+        assert share == pytest.approx(SHARES[entry], abs=1e-3) and low == pytest.approx(high) == pytest.approx(share)
+
+
+def test_an_interval_has_the_share_and_noise_widens_it():
+    widths = []
+    for noise in (0.002, 0.02):
+        made = sizes(noise)
+        law = fit(made, mean(made.losses))
+        found = effective(made, law)
+        for entry, (share, low, high) in found.items():
+            assert low < share < high and low - (high - low) < SHARES[entry] < high + (high - low)
+        widths.append(found["E5M2"][2] - found["E5M2"][1])
+    assert widths[1] > 3 * widths[0]
+
+
+def test_few_seeds_have_no_interval():
+    made = sizes(0.002)
+    of_two = made._replace(losses=made.losses[:, :2], costs={name: cost[:, :2] for name, cost in made.costs.items()})
+    shares = effective(of_two, fit(of_two, mean(of_two.losses))).values()
+    assert all(share > 0 and math.isnan(low) and math.isnan(high) for share, low, high in shares)
+
+
+def test_losses_that_do_not_fall_have_no_law():
+    made = sizes()
+    assert fit(made, -mean(made.losses)) is None
+
+
+@pytest.mark.parametrize(("made", "said"), [
+    (sizes(models=5), "at least 6 models"), (sizes(), ""),
+    (sizes()._replace(tokens=20 * PARAMETERS), "with 4, 4 and 1."),
+])  # fmt: skip
+def test_what_a_law_needs_is_said_and_nothing_else(made, said):
+    assert said in made.lacks() and bool(said) == bool(made.lacks())
+
+
+def test_a_grid_with_enough_sizes_has_the_table_and_the_figure_keeps_its_texts_inside(tmp_path):
+    sized = {f"m{i}": (int(n), int(d)) for i, (n, d) in enumerate(zip(PARAMETERS, TOKENS, strict=True))}
+    data = project(tmp_path, sized)
+    for path in (data / "runs").glob("*-1"):  # the first model's losses are of the law too
+        metrics = json.loads((path / "metrics.json").read_text())
+        metrics["val_loss"] = loss(metrics["parameters"], metrics["tokens"], SHARES.get(metrics["format"], 1.0))
+        (path / "metrics.json").write_text(json.dumps(metrics))
+    write_report(data, tmp_path / "out", None)
+    text = (tmp_path / "out/REPORT.md").read_text()
+    rows = {row.split("|")[1].strip(" *"): row.split("|")[2:4] for row in text.splitlines() if row.count("|") == 4}
+    for entry, share in SHARES.items():
+        percent, ends = rows[entry]
+        assert float(percent) == pytest.approx(100 * share, abs=0.5) and " to " in ends
+    studies = load_studies(data)
+    measured = model_sizes.sizes_of(studies, {name: compare(study) for name, study in studies.items()})
+    assert list(measured.parameters) == sorted(measured.parameters) and len(measured.models) == 8
+    law = fit(measured, mean(measured.losses))
+    with drawing():
+        assert outside(model_sizes.cost_figure(studies["gpt-nano"], measured, law, effective(measured, law))) == []
