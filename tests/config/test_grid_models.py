@@ -99,7 +99,7 @@ def test_a_cell_takes_the_threads_of_the_model_that_has_most():
 
 
 @pytest.mark.parametrize(("changes", "said"), [
-    ({"grid": {"models": ["nan"]}}, "grid.models[0]: 'nan' is not in models; did you mean nano?"),
+    ({"grid": {"models": ["nan"]}}, "grid.models[0]: 'nan' is not in models; did you mean nano or moe-nano?"),
     ({"grid": {"models": ["nano", "nano"]}}, "models lists nano twice; remove one"),
     ({"grid": {"models": ["micro", "pico"]}}, "grid.models[1]: the grid has pico already, by model; remove it here"),
     ({"grid": {"models": ["a b"]}, "models": {"a b": TINY}}, "must be 1 to 40 letters"),
