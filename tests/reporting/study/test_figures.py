@@ -160,10 +160,11 @@ def test_losses_follow_what_unbalances_the_gradient_of_the_logits():
 
 # --- README's tables -------------------------------------------------------------------------------
 
-SIZES = [(0.17, 0.2), (0.17, 3.3), (1.3, 0.8)]  # of the columns of costs: millions of parameters, and of tokens
+# Of the columns of costs: millions of parameters and of tokens, and whether the shape is Llama's.
+SIZES = [(0.17, 0.2, False), (0.17, 3.3, False), (1.3, 0.8, False), (0.17, 0.2, True), (1.3, 0.8, True)]
 SPACING, MUON, ADAMW = "spacing_scaled", "muon", "adamw"
-TABLE = re.findall(r"^\| ([\d.]+) M \| ([\d.]+) M \| (.*?) \| (.*?)\| (.*?)\|$", README, re.MULTILINE)
-COSTS = re.findall(r"^\| (E\dM\d.*?|MXFP8|NVFP4) \|(.*?)\|(.*?)\|(.*?)\|$", README, re.MULTILINE)
+TABLE = re.findall(r"^\| ([\d.]+) M(, Llama)? \| ([\d.]+) M \| (.*?) \| (.*?)\| (.*?)\|$", README, re.MULTILINE)
+COSTS = re.findall(r"^\| (E\dM\d.*?|MXFP8|NVFP4) \|(.*?)\|(.*?)\|(.*?)\|(.*?)\|(.*?)\|$", README, re.MULTILINE)
 GAIN = {("E3M4", SPACING): 1, ("E3M4", ADAMW): -1}
 COLUMNS = [
     GAIN, GAIN | {("virtual.E3M4", SPACING): -1, ("virtual.E3M4", ADAMW): 1},
@@ -172,23 +173,24 @@ COLUMNS = [
 
 
 def of_contrast(
-    millions: float, tokens: float, contrast: dict[tuple[str, str], int]
+    millions: float, tokens: float, llama: bool, contrast: dict[tuple[str, str], int]
 ) -> Iterator[tuple[float, float]]:
-    """Yield mean and half the 95 % interval in each experiment of this size that has the whole contrast."""
+    """Yield mean and half the 95 % interval in each experiment of this size and shape with the whole contrast."""
     size = ((RUNS.parameters / 1e6 / millions - 1).abs() < 0.05) & ((RUNS.tokens / 1e6).round(1) == tokens)
-    for _, runs in RUNS[size & (RUNS.lr_scale == 1) & (RUNS.purpose == "test")].groupby("experiment"):
+    shape = RUNS.experiment.str.startswith("llama") == llama
+    for _, runs in RUNS[size & shape & (RUNS.lr_scale == 1) & (RUNS.purpose == "test")].groupby("experiment"):
         losses = runs.pivot_table("val_loss", "seed", ["format", "optimizer"])
         if set(contrast) <= set(losses):
             delta = sum(sign * losses[run] for run, sign in contrast.items()).dropna()
             yield delta.mean(), t.ppf(0.975, len(delta) - 1) * delta.sem()
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row[0]}M-{row[1]}M")
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row[0]}M{row[1]}-{row[2]}M")
 def test_readmes_gains_are_of_the_table_of_runs_and_what_is_empty_was_not_run(row: tuple[str, ...]) -> None:
-    for cell, contrast in zip(row[2:], COLUMNS, strict=True):
+    for cell, contrast in zip(row[3:], COLUMNS, strict=True):
         said = tuple(float(number.replace("−", "-")) for number in re.findall(r"[+−]?\d\.\d{3}", cell))
         measured = [tuple(round(end, 3) for end in (mean, mean - half, mean + half))
-                    for mean, half in of_contrast(float(row[0]), float(row[1]), contrast)]  # fmt: skip
+                    for mean, half in of_contrast(float(row[0]), float(row[2]), bool(row[1]), contrast)]  # fmt: skip
         assert (said in measured) if said else not measured, measured
 
 
@@ -196,30 +198,31 @@ def test_readmes_gains_are_of_the_table_of_runs_and_what_is_empty_was_not_run(ro
 def test_readmes_costs_are_those_of_the_studys_pages_and_of_the_table_of_runs(row: tuple[str, ...]) -> None:
     """The format minus bf16, or minus its unquantized control: difference, half the interval, significance."""
     name = row[0].split()[0]
-    for (millions, tokens), cell in zip(SIZES, row[1:], strict=True):
-        if said := re.fullmatch(r" (\**)\+(\d\.\d{4}) ± (\d\.\d{4})(\**) ", cell):
-            mean, half = float(said[2]), float(said[3])
+    for size, cell in zip(SIZES, row[1:], strict=True):
+        if said := re.fullmatch(r" (\**)([+−]\d\.\d{4}) ± (\d\.\d{4})(\**) ", cell):
+            mean, half = float(said[2].replace("−", "-")), float(said[3])
             assert mean in {
                 round(delta, 4) for reference in ("bf16", f"virtual.{name}")
-                for delta, _ in of_contrast(millions, tokens, {(name, ADAMW): 1, (reference, ADAMW): -1})
+                for delta, _ in of_contrast(*size, {(name, ADAMW): 1, (reference, ADAMW): -1})
             }  # fmt: skip
             assert any(
-                (what, size) == (name, (millions, tokens)) and delta == mean and significant == bool(said[1])
+                (what, of_page) == (name, size) and delta == mean and significant == bool(said[1])
                 and mean - half == pytest.approx(low, abs=1.1e-4) and mean + half == pytest.approx(high, abs=1.1e-4)
-                for what, size, delta, low, high, significant in costs_of_pages()
+                for what, of_page, delta, low, high, significant in costs_of_pages()
             )  # fmt: skip
         else:
             assert not cell.strip()
 
 
-def costs_of_pages() -> Iterator[tuple[str, tuple[float, float], float, float, float, bool]]:
-    """Yield format, millions of parameters and of tokens, difference, interval, and whether it is significant."""
+def costs_of_pages() -> Iterator[tuple[str, tuple[float, float, bool], float, float, float, bool]]:
+    """Yield format, millions of parameters and of tokens and shape, difference, interval, whether it is significant."""
     of_format = r"`adamw in (\w+) - (?:bf16|virtual\.\1)` \| ([\d.]+) M, ([\d.]+) M \| (\S+) \| (.*?) \| "
     of_format += r".*?\[(\S+), (\S+)\]"
-    for page in ("replications", "format-costs"):
+    for page in ("replications", "format-costs", "modern-shape"):
         for found in re.findall(of_format, (STUDY / f"{page}.md").read_text()):
             delta, low, high = (float(found[i].replace("−", "-")) for i in (3, 5, 6))
-            yield found[0], (float(found[1]), round(float(found[2]), 1)), delta, low, high, "**higher**" in found[4]
+            size = float(found[1]), round(float(found[2]), 1), page == "modern-shape"
+            yield found[0], size, delta, low, high, "**higher**" in found[4]
 
 
 def test_every_larger_size_that_was_tried_is_on_the_front_page() -> None:
