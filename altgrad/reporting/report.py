@@ -109,8 +109,8 @@ def _several(study: Study) -> str | None:
     """Return a paragraph on a grid of several models; ``None`` if it has one."""
     first, *further = study.models
     others = listed(f"`{name}`" for name in further)
-    text = f"**Several models.** What names no model is of `{first}`; a section each is of {others}. No comparison "
-    return f"{text}leaves its model, and p is adjusted in each by itself." if further else None
+    text = f"**Several models.** Sections that name no model are about `{first}`. One section each is about {others}. "
+    return f"{text}No comparison crosses models, and p is adjusted in each model by itself." if further else None
 
 
 def _no_baseline(study: Study) -> str | None:

@@ -95,7 +95,7 @@ def test_all_runs_together_have_the_rows_of_each_model_and_an_identity_each(two)
 def test_a_report_of_several_models_is_whole_and_names_them(two, tmp_path):
     write_report(two, tmp_path, None)
     text = (tmp_path / "REPORT.md").read_text()
-    assert "What names no model is of `gpt-nano`; a section each is of `tiny` and `gpt-50m`" in text
+    assert "Sections that name no model are about `gpt-nano`. One section each is about `tiny` and `gpt-50m`." in text
     assert [line for line in text.splitlines() if line.startswith("## Model")] == ["## Model tiny", "## Model gpt-50m"]
     assert "completed are 3 models with 3, 3 and 3." in text and "effective parameters, %" not in text
     assert "figures/cost_by_model.png" in text and (tmp_path / "figures/cost_by_model.svg").exists()
