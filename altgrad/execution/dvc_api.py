@@ -21,6 +21,7 @@ from dvc.config import Config
 from dvc.dependency import ParamsDependency
 from dvc.exceptions import DvcException
 from dvc.lock import LockError
+from dvc.parsing import ResolveError
 from dvc.repo import Repo
 from dvc.stage import Stage
 from dvc.stage.cache import RunCacheNotFoundError
@@ -109,8 +110,12 @@ class DvcProject:
         """All stages. A dependency of several stages, such as the code, is read once.
 
         DVC would read it several times for each stage, three quarters of the time that it takes to check a grid.
+        Raises :class:`UserError` if params.yaml lacks a setting that dvc.yaml reads.
         """
-        stages = list(self._repo.index.stages)
+        try:
+            stages = list(self._repo.index.stages)
+        except ResolveError as error:
+            raise UserError(f"params.yaml lacks a setting that dvc.yaml reads; add it: {error}") from error
         shared = Counter(dep.fs_path for stage in stages for dep in stage.deps)
         seen: dict[Any, Any] = {}
         for dep in (dep for stage in stages for dep in stage.deps):

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from dvc.dependency import ParamsDependency
 from dvc.output import Output
 from dvc.repo import Repo
 
+from altgrad.common.errors import UserError
 from altgrad.common.files import read_yaml
 from altgrad.execution import dvc_api
 from altgrad.execution.dvc_api import locked_project
@@ -48,6 +50,12 @@ def test_cells_of_further_models_follow_and_their_tasks_are_called_as_any_others
     assert hand_to_dvc(done) == ({}, [])
     assert {task.key for task in first_tasks()[0]} == {"b", "b-x"}
     assert {"train@a", "train_models@a-x"} == set(read_yaml(folder / "dvc.lock")["stages"])
+
+
+def test_a_setting_that_params_yaml_lacks_is_named_in_a_sentence(folder: Path):
+    (folder / "dvc.yaml").write_text(PIPELINE.replace("[a, b]", '"${grid.models}"'))
+    with pytest.raises(UserError, match=r"^params\.yaml lacks a setting that dvc\.yaml reads.*'grid\.models'"):
+        first_tasks()
 
 
 def test_the_repository_is_opened_once_and_sees_what_has_changed(folder: Path, monkeypatch):
