@@ -5,6 +5,7 @@ names. In Python, the registered `Format` replaces its name.
 """
 
 import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast, get_args, get_origin
 
@@ -55,7 +56,7 @@ def as_format(value: Any, info: ValidationInfo) -> Format | str:
     if isinstance(value, Format):
         return value
     if not isinstance(value, str):
-        raise ValueError(f"expected a format's name, not {value!r}")
+        raise ValueError(f"expected a format's name, not {reprlib.repr(value)}")
     if info.context is None:
         return _key_part(value)
     return info.context[value] if value in info.context else get_format(value)

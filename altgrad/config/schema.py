@@ -95,7 +95,11 @@ class Train(Settings):
     batch: int = Field(16, ge=1, le=65_536, description="sequences per micro-batch")
     grad_accumulation: int = Field(1, ge=1, le=65_536, description="micro-batches per optimizer step")
     warmup: Fraction = Field(0.1, description="share of the steps that the linear warm-up takes")
-    final_lr: Fraction = Field(0.1, description="learning rate at the end of the cosine, as a share of its peak")
+    final_lr: Fraction = Field(0.1, description="learning rate at the last step, as a share of its peak")
+    cooldown: Fraction | None = Field(
+        None, description="share of the steps, the last, in which a constant rate falls linearly; default: half a "
+        "cosine from the warm-up to the last step"
+    )  # fmt: skip
     clip: float = Field(1.0, gt=0, le=1e9, description="largest global gradient norm")
     loss_scale: float = Field(
         1.0, gt=0, le=2.0**60, description="factor of the loss in the backward pass; gradients are divided by it "
@@ -116,32 +120,41 @@ class Train(Settings):
     )
     divergence: Divergence = Field(Divergence(), description="when a run counts as diverged")
 
+    def mistakes(self) -> Iterator[str]:
+        if self.cooldown is not None and self.warmup + self.cooldown > 1:
+            yield f"warmup {self.warmup} and cooldown {self.cooldown} are more than all steps together; lower one"
+
     @property
     def compiles(self) -> bool:
         """Whether to compile the model, if this machine can: ``compile`` is on, or auto and the run is long enough."""
         return self.compile == "on" or (self.compile == "auto" and self.steps >= COMPILE_PAYS_AFTER)
 
 
-def learning_rate(step: int, *, peak: float, steps: int, warmup: float, final: float) -> float:
+def learning_rate(
+    step: int, *, peak: float, steps: int, warmup: float, final: float, cooldown: float | None = None
+) -> float:
     """Return the learning rate of update ``step`` (from 1 to ``steps``).
 
     It rises linearly to ``peak`` over the first ``warmup`` share of the steps. Then it falls along half a cosine to
-    ``final * peak`` at the last step (Loshchilov & Hutter, SGDR, ICLR 2017).
+    ``final * peak`` at the last step (Loshchilov & Hutter, SGDR, ICLR 2017). With ``cooldown`` it stays at ``peak`` and
+    falls linearly over the last ``cooldown`` share (Hägele et al. 2024, arXiv:2405.18392).
     """
     rising = round(warmup * steps)
     if step <= rising:
         return peak * step / rising
-    progress = (step - rising) / max(1, steps - rising)
-    return peak * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress)))
+    falling = steps - rising if cooldown is None else round(cooldown * steps)
+    progress = max(0, step - (steps - falling)) / max(1, falling)
+    left = 0.5 * (1 + math.cos(math.pi * progress)) if cooldown is None else 1 - progress
+    return peak * (final + (1 - final) * left)
 
 
-def kept_by_decay(decay: float, *, steps: int, warmup: float, final: float) -> float:
-    """Return the share of a weight that is left after a run of ``steps`` in which only decay acts on it.
+def kept_by_decay(decay: float, **schedule: Any) -> float:
+    """Return the share of a weight that is left after a run in which only decay acts on it.
 
     ``decay`` is the share that a step at the peak learning rate takes away, an arm's ``decay`` or ``plain_decay``.
-    ``warmup`` and ``final`` have the same meaning as in `learning_rate`.
+    ``schedule``: ``steps`` and the other settings of `learning_rate`, without ``peak``.
     """
-    shape = (learning_rate(step, peak=1.0, steps=steps, warmup=warmup, final=final) for step in range(1, steps + 1))
+    shape = (learning_rate(step, peak=1.0, **schedule) for step in range(1, schedule["steps"] + 1))
     return math.prod(1 - decay * share for share in shape)
 
 

@@ -259,6 +259,7 @@ def _decay(study: Study) -> Met:
     for cell in study.resolved.values():
         train = cell["train"]
         schedule = {"steps": train["steps"], "warmup": train["warmup"], "final": train["final_lr"]}
+        schedule["cooldown"] = train.get("cooldown")
         shares = [100 * left(share, **schedule) for share in _shares(cell)]
         text = f"{shares[0]:.3g} % of a linear layer, {shares[1]:.3g} % of an embedding"
         kept.setdefault(text, set()).add(cell["optimizer"])

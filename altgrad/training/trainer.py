@@ -166,7 +166,9 @@ class Trainer:
         if self.switches.when(step, overflow=largest_overflow(rows)):
             self._change()
         began = time.perf_counter()
-        rate = partial(learning_rate, step, steps=train.steps, warmup=train.warmup, final=train.final_lr)
+        rate = partial(
+            learning_rate, step, steps=train.steps, warmup=train.warmup, final=train.final_lr, cooldown=train.cooldown
+        )
         lr = rate(peak=self.cell.peak_lr)
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
             group["lr"] = rate(peak=peak)

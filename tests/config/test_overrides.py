@@ -49,6 +49,7 @@ GIVEN: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "arm.feedback": ("momentum", None, QUANTIZED),
     "arm.max_rungs": (7, 6, {"base": "rung", "rounding": "stochastic", **QUANTIZED}),
     "arm.state": ({"m": {"format": "E4M3"}}, {"m": {"format": "E5M2"}}, {}),
+    "train.cooldown": (0.2, 0.3, {}),
     "train.divergence": ({"spike": 3.0}, {"spike": 4.0}, {}), "train.device": ("cpu", "auto", {}),
     "monitor.groups": (["outputs"], ["tensors"], {}), "monitor.intervals": ({"updates": 9}, {"updates": 8}, {}),
     "recipe": ("weight_only", "uniform_row", {}),

@@ -105,6 +105,19 @@ def test_the_rate_rises_linearly_then_falls_along_a_cosine():
     assert all(a >= b for a, b in itertools.pairwise(found[9:]))
 
 
+def test_with_a_cooldown_a_shorter_run_branches_off_a_longer_one():
+    """Until it cools down it has the rates of the longer run; then the rate falls in equal steps to its end."""
+    short, long = (
+        [learning_rate(s, peak=2.0, steps=n, warmup=20 / n, final=0.1, cooldown=0.2) for s in range(1, n + 1)]
+        for n in (200, 800)
+    )
+    assert short[:160] == long[:160] and set(long[19:640]) == {2.0}
+    assert [a - b for a, b in itertools.pairwise(short[159:])] == pytest.approx([1.8 / 40] * 40)
+    assert short[-1] == pytest.approx(0.2)
+    alone = [learning_rate(s, peak=2.0, steps=10, warmup=0, final=0.5, cooldown=0) for s in range(1, 11)]
+    assert alone == [2.0] * 10
+
+
 @pytest.mark.parametrize(("steps", "warmup"), [(1, 0.0), (1, 1.0), (10, 1.0), (10, 0.0)])
 def test_extreme_schedules_stay_between_zero_and_the_peak(steps, warmup):
     assert all(0 < lr <= 2.0 for lr in rates(steps, warmup, 0.1))
