@@ -13,9 +13,20 @@ import pytest
 
 from altgrad.reporting import model_sizes
 from altgrad.reporting.compare import compare
+from altgrad.reporting.cost_law import (
+    Cost,
+    Sizes,
+    cost_figure,
+    effective,
+    fit,
+    fit_cost,
+    forms,
+    left_out_errors,
+    mean,
+    resampled,
+)
 from altgrad.reporting.figures import drawing
 from altgrad.reporting.load import COLUMNS, IDENTITY, joined, load_studies
-from altgrad.reporting.model_sizes import Sizes, effective, fit, mean
 from altgrad.reporting.report import write_report
 from tests.reporting.synthetic_project import SMALL, add_model, write_project
 from tests.reporting.test_figures import outside
@@ -126,7 +137,7 @@ def test_the_law_and_the_shares_are_those_that_made_the_losses():
     law = fit(made, mean(made.losses))
     assert law is not None and law.residual < 1e-3
     assert (law.least, law.a, law.b) == pytest.approx((E, ALPHA, BETA), abs=0.01)
-    for entry, (share, low, high) in effective(made, law).items():
+    for entry, (share, low, high) in effective(made, law, resampled(made)).items():
         assert share == pytest.approx(SHARES[entry], abs=1e-3) and low == pytest.approx(high) == pytest.approx(share)
 
 
@@ -135,7 +146,7 @@ def test_an_interval_has_the_share_and_noise_widens_it():
     for noise in (0.002, 0.02):
         made = sizes(noise)
         law = fit(made, mean(made.losses))
-        found = effective(made, law)
+        found = effective(made, law, resampled(made))
         for entry, (share, low, high) in found.items():
             assert low < share < high and low - (high - low) < SHARES[entry] < high + (high - low)
         widths.append(found["E5M2"][2] - found["E5M2"][1])
@@ -145,8 +156,45 @@ def test_an_interval_has_the_share_and_noise_widens_it():
 def test_few_seeds_have_no_interval():
     made = sizes(0.002)
     of_two = made._replace(losses=made.losses[:, :2], costs={name: cost[:, :2] for name, cost in made.costs.items()})
-    shares = effective(of_two, fit(of_two, mean(of_two.losses))).values()
+    shares = effective(of_two, fit(of_two, mean(of_two.losses)), resampled(of_two)).values()
     assert all(share > 0 and math.isnan(low) and math.isnan(high) for share, low, high in shares)
+
+
+#: By form, the exponents of costs of that form alone, and the largest error of what is fitted.
+MADE = {
+    "constant": (0, 0), "effective parameters": (ALPHA, 0), "law's exponents": (ALPHA, BETA),
+    "tokens per parameter": (0.6, 0.6), "any exponents": (0.2, 0.9),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", MADE)
+def test_the_form_that_made_the_costs_predicts_a_left_out_size(form):
+    """Narrower forms cannot; wider ones can, and with noise they predict worse."""
+    law, made = fit(sizes(), mean(sizes().losses)), sizes()
+    true = Cost(0.02, *MADE[form])
+    noise = np.random.default_rng(5).normal(0, 3e-4, (2, len(PARAMETERS), SEEDS))
+    costs = dict(zip(SHARES, true.at(PARAMETERS, TOKENS)[:, None] * [[[1]], [[3]]] + noise, strict=True))
+    made = made._replace(costs=costs)
+    errors = left_out_errors(made, law)
+    narrower = list(MADE)[: list(MADE).index(form)]
+    assert all(errors[form]["E4M3"] < errors[other]["E4M3"] for other in narrower)
+    assert next(iter(errors)) == form
+    fitted = fit_cost(made, mean(costs["E5M2"]), forms(law)[form])
+    assert fitted == pytest.approx((0.06, *MADE[form]), abs=0.03)
+    assert fitted.at(5e6, 2e7) == pytest.approx(3 * true.at(5e6, 2e7), rel=0.1)
+
+
+def test_the_cost_of_effective_parameters_is_that_of_a_smaller_model():
+    law, made = fit(sizes(), mean(sizes().losses)), sizes()
+    fitted = fit_cost(made, mean(made.costs["E5M2"]), forms(law)["effective parameters"])
+    smaller = loss(SHARES["E5M2"] * PARAMETERS, TOKENS) - loss(PARAMETERS, TOKENS)
+    assert fitted.at(PARAMETERS, TOKENS) == pytest.approx(smaller, rel=1e-2)
+
+
+def test_a_cost_that_is_missing_is_left_out():
+    made, law = sizes(), fit(sizes(), mean(sizes().losses))
+    costs = np.where(np.arange(len(PARAMETERS)) == 2, np.nan, Cost(0.01, 0.5, 0.5).at(PARAMETERS, TOKENS))
+    assert fit_cost(made, costs, forms(law)["tokens per parameter"]) == pytest.approx((0.01, 0.5, 0.5), abs=1e-6)
 
 
 def test_losses_that_do_not_fall_have_no_law():
@@ -179,5 +227,8 @@ def test_a_grid_with_enough_sizes_has_the_table_and_the_figure_keeps_its_texts_i
     measured = model_sizes.sizes_of(studies, {name: compare(study) for name, study in studies.items()})
     assert list(measured.parameters) == sorted(measured.parameters) and len(measured.models) == 8
     law = fit(measured, mean(measured.losses))
+    assert law is not None
     with drawing():
-        assert outside(model_sizes.cost_figure(studies["gpt-nano"], measured, law, effective(measured, law))) == []
+        first = studies["gpt-nano"]
+        costs = {entry: fit_cost(measured, mean(c), forms(law)["constant"]) for entry, c in measured.costs.items()}
+        assert outside(cost_figure(first.primary, first.formats, measured, costs)) == []

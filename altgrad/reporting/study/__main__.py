@@ -12,6 +12,7 @@ from altgrad.reporting.load import PrimaryMetric
 from altgrad.reporting.markdown import NONE, Column, Table, escaped, listed, number, significant, words
 from altgrad.reporting.statistics import SMALLEST_EFFECT
 from altgrad.reporting.study.figures import costs, draw_costs, draw_curve, draw_forest
+from altgrad.reporting.study.law import law_of
 from altgrad.reporting.study.questions import NATS, Answer, ContrastResult, Question, answered, read_questions
 from altgrad.reporting.study.registered import History, checked
 from altgrad.reporting.study.runs import RunTable, Untrained
@@ -80,7 +81,7 @@ def write_pages(
         curve = questions[name].curve
         figure = draw_curve(answers[name], curve, study) if curve else draw_forest(answers[name], study / "figures")
         written.append(study / f"{name}.md")
-        write_text(written[-1], page(questions[name], answers[name], runs, figure and f"figures/{figure}"))
+        write_text(written[-1], page(questions[name], answers[name], runs, figure and f"figures/{figure}", study))
     written.append(study.parent / RESULTS)
     every = [answer for of_question in answers.values() for answer in of_question]
     write_text(written[-1], results(every, study / ABOUT))
@@ -89,14 +90,18 @@ def write_pages(
     return written
 
 
-def page(question: Question, answers: Sequence[Answer], runs: RunTable, figure: str | None) -> str:
-    """Return the page of a question as Markdown; ``figure`` is the figure's path relative to the page."""
+def page(question: Question, answers: Sequence[Answer], runs: RunTable, figure: str | None, study: Path) -> str:
+    """Return the page of a question as Markdown; ``figure`` is the figure's path relative to the page in ``study``."""
     alt = "Δ loss by the tokens of a batch, above what is predicted" if question.curve else (
         "Δ loss of each comparison below, with its 95 % interval"
     )  # fmt: skip
+    law = None
+    if question.law:
+        formats = question.settings(question.law[0])["grid"]["formats"]
+        law = law_of(question.law, formats, runs, study / "figures", f"{question.name}-law")
     parts = [
         f"# {question.question}", " ".join(question.answer.split()), f"![{alt}]({figure})" if figure else None,
-        *(" ".join(paragraph.split()) for paragraph in question.why),
+        *(" ".join(paragraph.split()) for paragraph in question.why), law,
         escaped(_hypotheses(answers)), _rule(answers), str(_comparisons(answers, runs)),
         _source(question, runs),
     ]  # fmt: skip

@@ -65,7 +65,7 @@ def draw_forest(answers: Sequence[Answer], folder: Path) -> str | None:
             axes.plot(mean, y, color=color, markerfacecolor=color if result.significant else "white", **look)
         axes.set_yticks(range(len(rows)), [label for label, _ in rows], fontsize=7)
         axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.set(xlabel="Δ loss: method − reference (nats per token); below zero is better, grey is no effect")
+        axes.set(xlabel="Δ loss: method − reference (nats per token); below zero is better; grey: not significant")
         save(figure, folder, name)
     return f"{name}.png"
 

@@ -21,7 +21,9 @@ LIKE = "like"  # the key for the experiment of the same question whose settings 
 BESIDES = {LIKE, "before", "after", "keep"}
 NATS = "nats"
 
-Expected = Literal["lower", "higher", "not significant", "no effect"]
+#: The interval in which a mean difference was predicted, such as "0.010 to 0.024".
+Interval = Annotated[str, Field(pattern=r"^-?[0-9]+[.][0-9]+ to -?[0-9]+[.][0-9]+$")]
+Expected = Literal["lower", "higher", "not significant", "no effect"] | Interval
 Rule = Literal["bench", "student"]  # a test over at least five paired seeds, or over at least two
 RULE: Rule = "bench"
 Texts = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value or [])]
@@ -84,6 +86,8 @@ class Question(Settings):
     hypotheses: dict[str, Hypothesis] = Field(default_factory=dict)  # by id
     #: The dtype of gradients by hypothesis; `altgrad.reporting.study.figures.draw_curve` draws these.
     curve: dict[str, Literal["float32", "bf16"]] = Field(default_factory=dict)
+    #: Experiments of several models and lengths, in the same formats: the page has a section by `reporting.cost_law`.
+    law: list[str] = Field(default_factory=list)
     why: Texts = Field(default_factory=list)  # paragraphs below the answer
     path: Path  # of its file
 
@@ -144,6 +148,10 @@ def read_questions(folder: Path) -> list[Question]:
                 if experiment not in seen:
                     near = did_you_mean(experiment, seen)
                     raise UserError(f"{question.path}: hypotheses.{name}.of: no experiment {experiment!r}{near}")
+        for experiment in question.law:
+            if experiment not in question.runs:
+                near = did_you_mean(experiment, question.runs)
+                raise UserError(f"{question.path}: law: no experiment {experiment!r}{near}")
     return questions
 
 
@@ -165,8 +173,15 @@ class ContrastResult:
 
     @property
     def as_expected(self) -> bool | None:
-        """Whether the result is the expected one; ``None`` without an expectation or a test."""
-        if self.expected is None or self.result is None or self.result.outcome in UNTESTED:
+        """Whether the result is the expected one; ``None`` without an expectation or a test.
+
+        A predicted interval needs no test: the mean lies in it or not.
+        """
+        if self.expected is None or self.result is None:
+            return None
+        if len(ends := self.expected.split(" to ")) == 2:
+            return float(ends[0]) <= self.result.difference.mean <= float(ends[1])
+        if self.result.outcome in UNTESTED:
             return None
         if self.expected == "not significant":
             return not self.result.significant

@@ -122,6 +122,12 @@ def test_runs_that_are_equal_to_the_last_bit_show_that_there_is_no_effect(expect
     assert ContrastResult("", [], {}, judged({0: summarised(SPREAD * 0)})[0], expected).as_expected is met
 
 
+@pytest.mark.parametrize(("expected", "met"), [("-0.002 to 0.001", True), ("0.001 to 0.020", False)])
+def test_a_predicted_interval_holds_the_mean_or_not_and_needs_no_test(expected, met):
+    of_three = judged({0: summarised(SPREAD[1:4] * 1e-3)})[0]
+    assert of_three.outcome == TOO_FEW and ContrastResult("", [], {}, of_three, expected).as_expected is met
+
+
 def test_the_committed_tables_are_as_they_are_written(tmp_path):
     """So that a run that is trained adds a line and changes no other."""
     RunTable.read(RESULTS).write(tmp_path)

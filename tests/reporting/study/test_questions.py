@@ -15,6 +15,7 @@ from altgrad.common.files import read_json, read_yaml, write_json
 from altgrad.config import Resolver, UserError, load_params
 from altgrad.config.params import presets
 from altgrad.reporting.study.__main__ import write_pages
+from altgrad.reporting.study.law import sizes_of
 from altgrad.reporting.study.questions import ContrastResult, Hypothesis, Question, answered
 from altgrad.reporting.study.registered import History
 from altgrad.reporting.study.runs import AFTER, MEASURED, RunTable, StudyRun
@@ -101,6 +102,34 @@ def test_hypotheses_of_one_family_are_judged_together(tmp_path):
     assert [found.difference for found in joint] == [found.difference for found in apart]
     alone = apart[0].difference.p_value()
     assert joint[0].adjusted == pytest.approx(2 * alone) and apart[0].adjusted == alone
+
+
+def test_a_page_on_several_sizes_has_the_law_of_their_runs(tmp_path):
+    """The costs of the page's figure are differences of rows; a size with fewer seeds keeps its place."""
+    sizes = {"a": (6e4, 3e5), "b": (6e4, 1.2e6), "c": (1.7e5, 2e5), "d": (1.7e5, 3.4e6), "e": (5e5, 5e5),
+             "f": (5e5, 2.7e6)}  # fmt: skip
+    chance, losses = np.random.default_rng(1), {}
+    for name, (n, d) in sizes.items():
+        base = 1.7 + 40 / n**0.34 + 60 / d**0.31 + chance.normal(0, 1e-3, 5)
+        losses[name, "bf16", "adamw"] = base
+        losses[name, "E3M4", "adamw"] = base[: 3 if name == "a" else 5] + 1e-2 * (d / n / 20) ** 0.7
+    table = rows(losses)
+    table[["parameters", "tokens"]] = [[int(value) for value in sizes[name]] for name in table["experiment"]]
+    content = {"runs": {name: {"grid": {"formats": ["bf16", "E3M4"]}} for name in sizes}, "law": list(sizes)}
+    study = write_study(tmp_path, table, a=content)
+    found = sizes_of(list(sizes), ["bf16", "E3M4"], RunTable.read(study / "results"))
+    assert list(zip(found.parameters, found.tokens, strict=True)) == sorted(sizes.values())
+    assert found.models == ["0.06 M", "0.06 M", "0.17 M", "0.17 M", "0.5 M", "0.5 M"]
+    assert np.isnan(found.costs["E3M4"][0, 3:]).all() and np.isfinite(found.costs["E3M4"][1:]).all()
+    page = write_pages(study, [])[0].read_text()
+    ((k, d, e),) = re.findall(r"\| \*\*E3M4\*\* \| (0\.\d+) .*?\| (0\.\d+) .*?\| (0\.\d+) ", page)
+    assert (float(k), float(d), float(e)) == pytest.approx((0.01, 0.7, 0.7), abs=1e-3)
+    assert "tokens per parameter, in nats" in page and (study / "figures/a-law.png").exists()
+
+
+def test_a_law_of_an_experiment_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"a\.yaml: law: no experiment 'tow'; did you mean two"):
+        write_pages(write_study(tmp_path, rows(LOSSES), a={"runs": {"two": {}}, "law": ["tow"]}), [])
 
 
 def test_settings_are_those_of_the_experiment_it_is_like_with_its_own():

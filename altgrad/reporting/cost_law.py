@@ -1,0 +1,326 @@
+"""The cost of a format against parameters and tokens: a law of the baseline's loss, and forms of the cost.
+
+A law of the baseline's loss, ``L(N, D) = E + A / N**a + B / D**b`` (J. Hoffmann et al., arXiv:2203.15556) of parameters
+N and tokens D, turns a cost into *effective parameters* (T. Kumar et al., arXiv:2411.04330): a format whose runs have
+the loss that the law gives a model of r N parameters has r of the baseline's. N counts all parameters, embeddings too.
+
+Such a cost does not depend on D. `forms` has its rivals, all of them ``k D**e / N**d``. The form is chosen by the error
+of costs that it predicts for a size that it was not fitted to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+
+from altgrad.reporting.figures import drawing, legend, looks, panels, save
+from altgrad.reporting.load import PrimaryMetric
+from altgrad.reporting.markdown import NONE, Block, Column, Picture, Table, number, plural, significant, words
+from altgrad.reporting.statistics import interval
+
+POINTS, APART = 6, 3  # models that a law of five parameters needs; different sizes, lengths and tokens per parameter
+EXPONENTS = np.linspace(0.04, 2, 50)  # where the exponents of the law are looked for
+RESAMPLES, SEEDS = 200, 3  # of an interval, and the fewest seeds of one
+EFFECTIVE = "effective parameters"  # the form of a cost that does not depend on the tokens
+COST_EXPONENTS = np.linspace(-1, 2, 61)  # where the exponents of a cost are looked for
+Resamples = Sequence[tuple[np.ndarray, "Law"]]
+Shares = Mapping[str, tuple[float, float, float]]
+
+
+class Sizes(NamedTuple):
+    """The runs of the baseline optimizer in models where the baseline completed, the smallest model first.
+
+    Attributes:
+        models: names.
+        parameters, tokens: float64, (models,).
+        losses: the baseline's final primary metric, float64, (models, seeds); NaN for a run that did not complete.
+        costs: by quantized format, its metric minus the baseline's with the same seed; likewise.
+    """
+
+    models: list[str]
+    parameters: np.ndarray
+    tokens: np.ndarray
+    losses: np.ndarray
+    costs: dict[str, np.ndarray]
+
+    def lacks(self) -> str:
+        """Return a sentence that says what a law needs and this grid lacks; an empty text if it has enough."""
+        apart = [len(np.unique(values)) for values in (self.parameters, self.tokens, self.tokens / self.parameters)]
+        text = (
+            f"Effective parameters need a law of five parameters, so at least {POINTS} models with {APART} sizes, "
+            f"{APART} numbers of tokens and {APART} of tokens per parameter; completed are "
+            f"{plural(len(self.models), 'model')} with {apart[0]}, {apart[1]} and {apart[2]}."
+        )
+        return text if len(self.models) < POINTS or min(apart) < APART else ""
+
+
+class Law(NamedTuple):
+    """``least + size / N**a + length / D**b`` (nats per token), and the root mean square of what it leaves."""
+
+    least: float
+    size: float
+    a: float
+    length: float
+    b: float
+    residual: float
+
+    def effective(self, parameters: np.ndarray, costs: np.ndarray) -> float:
+        """Return r, by least squares: ``size / (r N)**a`` is ``size / N**a`` plus the cost; NaN if no r has it.
+
+        ``parameters``, ``costs``: (models,); a model whose cost is NaN is left out.
+        """
+        known = np.isfinite(costs)
+        share = self.size * parameters[known] ** -self.a
+        factor = 1 + (share @ costs[known]) / (share @ share) if known.any() else np.nan  # r ** -a
+        return float(factor ** (-1 / self.a)) if factor > 0 else np.nan
+
+
+def fit(sizes: Sizes, losses: np.ndarray) -> Law | None:
+    """Return the law with the least squared error of ``losses`` (models,); ``None`` unless loss falls in N and in D.
+
+    For each pair of exponents, the other three are a linear least-squares problem. The pair is the best of a grid
+    (`EXPONENTS` squared), which is then made finer around it twice. A pair at the end of `EXPONENTS` is no minimum.
+    """
+    n, d = sizes.parameters / sizes.parameters[0], sizes.tokens / sizes.tokens.min()
+    around, width = [EXPONENTS, EXPONENTS], EXPONENTS[1] - EXPONENTS[0]
+    for _ in range(3):
+        a, b = (grid.ravel() for grid in np.meshgrid(*around))
+        columns = np.stack([np.ones((len(a), len(n))), n ** -a[:, None], d ** -b[:, None]], axis=-1)
+        solved = np.linalg.pinv(columns) @ losses
+        errors = (((columns @ solved[..., None])[..., 0] - losses) ** 2).mean(axis=1)
+        errors[(solved[:, 1:] <= 0).any(axis=1)] = np.inf
+        best = int(errors.argmin())
+        if not np.isfinite(errors[best]) or {a[best], b[best]} & {EXPONENTS[0], EXPONENTS[-1]}:
+            return None
+        around = [np.linspace(centre - width, centre + width, 11) for centre in (a[best], b[best])]
+        width /= 5
+    least, size, length = solved[best] * [1, sizes.parameters[0] ** a[best], sizes.tokens.min() ** b[best]]
+    return Law(least, size, a[best], length, b[best], float(np.sqrt(errors[best])))
+
+
+class Cost(NamedTuple):
+    """A format's cost in nats per token: ``factor * D**e / N**d`` of N million parameters and D million tokens."""
+
+    factor: float
+    d: float
+    e: float
+
+    @property
+    def at_reference(self) -> float:
+        """The cost of a million parameters after 20 million tokens."""
+        return self.factor * 20**self.e
+
+    def at(self, parameters: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Return the costs of models with these parameters and tokens."""
+        return self.factor * (tokens / 1e6) ** self.e * (parameters / 1e6) ** -self.d
+
+
+Exponents = tuple[np.ndarray, np.ndarray]  # pairs d, e of a `Cost`, (pairs,) each
+
+
+def forms(law: Law) -> dict[str, Exponents]:
+    """Return the exponents that each form of a cost allows, by the form's name, from those of the baseline's law.
+
+    Effective parameters are those of Kumar et al.; X. Sun et al. (arXiv:2501.02423) have the law's own exponents, and
+    M. Chen et al. (arXiv:2505.14302) any two.
+    """
+    free = [grid.ravel() for grid in np.meshgrid(COST_EXPONENTS, COST_EXPONENTS)]
+    return {
+        "constant": (np.zeros(1), np.zeros(1)),
+        EFFECTIVE: (np.array([law.a]), np.zeros(1)),
+        "law's exponents": (np.array([law.a]), np.array([law.b])),
+        "tokens per parameter": (COST_EXPONENTS, COST_EXPONENTS),
+        "any exponents": (free[0], free[1]),
+    }
+
+
+def fit_cost(sizes: Sizes, costs: np.ndarray, allowed: Exponents) -> Cost:
+    """Return the cost with ``allowed`` exponents and the least squared error of ``costs`` (models,), NaN left out."""
+    known = np.isfinite(costs)
+    pairs = zip(*allowed, strict=True)
+    shapes = np.stack([Cost(1, *pair).at(sizes.parameters[known], sizes.tokens[known]) for pair in pairs])
+    factors = shapes @ costs[known] / (shapes**2).sum(axis=1)
+    best = int(((factors[:, None] * shapes - costs[known]) ** 2).sum(axis=1).argmin())
+    return Cost(float(factors[best]), float(allowed[0][best]), float(allowed[1][best]))
+
+
+def left_out_error(sizes: Sizes, costs: np.ndarray, allowed: Exponents) -> float:
+    """Return the root mean square error of the costs (models,) of each size, predicted from those of the others."""
+    errors = []
+    for size in np.unique(sizes.parameters):
+        out = sizes.parameters == size
+        predicted = fit_cost(sizes, np.where(out, np.nan, costs), allowed).at(sizes.parameters, sizes.tokens)
+        errors.append((predicted - costs)[out])
+    return float(np.sqrt(np.nanmean(np.concatenate(errors) ** 2)))
+
+
+def left_out_errors(sizes: Sizes, law: Law) -> dict[str, dict[str, float]]:
+    """Return `left_out_error` by form and format; the first form is the one whose errors are least.
+
+    A format's errors count as shares of the root mean square of its costs, so that none decides by its size alone.
+    """
+    costs = {entry: mean(of_format) for entry, of_format in sizes.costs.items()}
+    found = {
+        form: {entry: left_out_error(sizes, cost, allowed) for entry, cost in costs.items()}
+        for form, allowed in forms(law).items()
+    }
+
+    def of_all(form: str) -> float:
+        return sum(error**2 / float(np.nanmean(costs[entry] ** 2)) for entry, error in found[form].items())
+
+    return {form: found[form] for form in sorted(found, key=of_all)}
+
+
+def mean(values: np.ndarray) -> np.ndarray:
+    """Return the mean over seeds, (models,), of ``values`` (models, seeds); NaN is left out."""
+    return pd.DataFrame(values).mean(axis=1).to_numpy()
+
+
+def resampled(sizes: Sizes) -> Resamples:
+    """Return resamples of the seeds, each with the law that is fitted to it.
+
+    There are none with fewer than `SEEDS` seeds, and none if more than one resample in twenty has no law.
+    """
+    chance, count = np.random.default_rng(0), sizes.losses.shape[1]
+    drawn = np.atleast_2d(chance.integers(0, count, (RESAMPLES if count >= SEEDS else 0, count)))
+    fitted = [(seeds, fit(sizes, mean(sizes.losses[:, seeds]))) for seeds in drawn]
+    laws = [(seeds, law) for seeds, law in fitted if law is not None]
+    return laws if len(laws) >= 0.95 * len(drawn) else []
+
+
+def ends(values: list[float]) -> tuple[float, float]:
+    """Return the ends of the 95 % interval of what resamples have; NaN without any, or if more than 5 % are NaN."""
+    finite = [value for value in values if np.isfinite(value)]
+    if not finite or len(finite) < 0.95 * len(values):
+        return np.nan, np.nan
+    low, high = np.quantile(finite, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def effective(sizes: Sizes, law: Law, resamples: Resamples) -> Shares:
+    """Return by format its effective parameters as a share of the baseline's, and the ends of the 95 % interval."""
+    return {
+        entry: (
+            law.effective(sizes.parameters, mean(costs)),
+            *ends([again.effective(sizes.parameters, mean(costs[:, seeds])) for seeds, again in resamples]),
+        )
+        for entry, costs in sizes.costs.items()
+    }
+
+
+def described(
+    sizes: Sizes, metric: PrimaryMetric, baseline: str, formats: list[str], folder: Path, name: str
+) -> list[Block | None]:
+    """Draw the costs into ``folder``; return the figure, and the laws' tables or a sentence on what they need.
+
+    Args:
+        sizes: what was measured.
+        metric: what it is, the validation loss or another.
+        baseline: the grid entry that costs are measured against.
+        formats: all entries of the grid, which fix the colours.
+        folder: of the figure.
+        name: of the figure.
+    """
+    text = sizes.lacks() if metric.in_nats else f"Effective parameters are of the loss, not of {metric.full}."
+    law = None if text else fit(sizes, mean(sizes.losses))
+    blocks: list[Block | None] = [text or "No law fits whose loss falls with parameters and with tokens."]
+    costs: dict[str, Cost] = {}
+    if law:
+        resamples, errors = resampled(sizes), left_out_errors(sizes, law)
+        form = next(iter(errors))
+        costs = {entry: fit_cost(sizes, mean(values), forms(law)[form]) for entry, values in sizes.costs.items()}
+        blocks = [
+            forms_table(metric.entry, errors), costs_table(metric.entry, sizes, costs, form, resamples),
+            shares_table(metric.entry, baseline, sizes, law, effective(sizes, law, resamples)),
+        ]  # fmt: skip
+    with drawing():
+        save(cost_figure(metric, formats, sizes, costs), folder, name)
+    caption = (
+        f"{metric.labelled(f'Final {metric.full} minus that of `{baseline}`')}, paired by seed, with its 95 % "
+        f"interval; larger marks are larger models. Lines {'are the best form of the cost' if law else 'join means'}."
+    )
+    return [Picture(name, f"Cost of each {metric.entry} by tokens per parameter, a mark per model", caption), *blocks]
+
+
+def forms_table(noun: str, errors: Mapping[str, Mapping[str, float]]) -> Table:
+    """Return a row per format: the error of each form of its cost, the best form first."""
+    rows = [
+        [f"**{entry}**", *(significant(of_form[entry], 2) for of_form in errors.values())]
+        for entry in next(iter(errors.values()))
+    ]
+    note = (
+        "Root mean square error, in nats per token, of the costs of a size that are predicted from the other sizes. A "
+        "cost is k D^e / N^d: without exponents (constant), with the d of the law below and e = 0 (effective "
+        "parameters, arXiv:2411.04330), with the d and e of that law (arXiv:2501.02423), with d = e, or with any two "
+        "(arXiv:2505.14302). The first form has the least errors, taken as shares of each format's costs."
+    )
+    return Table([words(noun), *map(Column, errors)], rows, note)
+
+
+def costs_table(
+    noun: str, sizes: Sizes, costs: Mapping[str, Cost], form: str, resamples: Resamples
+) -> Table:
+    """Return a row per format: its cost at a million parameters and 20 million tokens, and its exponents."""
+    rows = []
+    for entry, cost in costs.items():
+        again = [fit_cost(sizes, mean(sizes.costs[entry][:, seeds]), forms(law)[form]) for seeds, law in resamples]
+        row = [f"**{entry}**"]
+        for name, digits in (("at_reference", 4), ("d", 2), ("e", 2)):
+            low, high = ends([getattr(one, name) for one in again])
+            interval_of = f" ({number(low, digits)} to {number(high, digits)})" * (low == low)
+            row.append(number(getattr(cost, name), digits) + interval_of)
+        rows.append(row)
+    note = f"The form with the least errors, {form}, in nats per token, of N and D in millions; 95 % intervals."
+    head = [Column("cost at N = 1, D = 20"), Column("d"), Column("e")]
+    return Table([words(noun), *head], rows, note)
+
+
+def shares_table(noun: str, baseline: str, sizes: Sizes, law: Law, shares: Shares) -> Table:
+    """Return a row per format: its effective parameters in per cent of the baseline's, with their interval."""
+    rows = [
+        [f"**{entry}**", number(100 * share, 1), NONE if low != low else f"{100 * low:.1f} to {100 * high:.1f}"]
+        for entry, (share, low, high) in shares.items()
+    ]
+    note = (
+        f"Least squares over {len(sizes.models)} models: the loss of `{baseline}` is {law.least:.4g} + "
+        f"{significant(law.size)} / N^{law.a:.3f} + {significant(law.length)} / D^{law.b:.3f}, to within "
+        f"{significant(law.residual, 2)} (rms), of all parameters N and tokens D. A format has r N for N, at any D. "
+        f"Intervals, from {SEEDS} seeds up: {RESAMPLES} resamples of {sizes.losses.shape[1]}; few make them too narrow."
+    )
+    head = f"effective parameters, % of {baseline}'s"
+    return Table([words(noun), Column(head), words("95 % interval")], rows, note)
+
+
+def cost_figure(
+    metric: PrimaryMetric, formats: list[str], sizes: Sizes, fitted: Mapping[str, Cost]
+) -> Figure:
+    """Return the figure: mean cost with its interval by tokens per parameter, a mark per format and model.
+
+    Lines join the models of one size; where no two have the same size, all models.
+    """
+    styles, x = looks(formats), sizes.tokens / sizes.parameters
+    alike, rank = np.unique(sizes.parameters, return_inverse=True)
+    lines = [np.flatnonzero(rank == size) for size in range(len(alike))] if len(alike) < len(x) else [np.argsort(x)]
+    figure, ((axes,),) = panels(1, 1, 3.6)
+    axes.axhline(0, color="black", linewidth=0.9)
+    for entry, costs in sizes.costs.items():
+        points = np.array([interval(of_model) for of_model in costs])
+        line = fitted[entry].at(sizes.parameters, sizes.tokens) if entry in fitted else points[:, 0]
+        for models in lines:
+            axes.plot(x[models], line[models], **styles[entry].line(marker="", linewidth=1.2))
+        for i, (middle, *ends) in enumerate(points):
+            axes.plot([x[i], x[i]], ends, color=styles[entry].color, linewidth=1)
+            axes.plot(x[i], middle, **styles[entry].line(linestyle="none", markersize=4 + 8 * rank[i] / len(alike)))
+    for place in np.unique(x):
+        names = [name for name, at in zip(sizes.models, x, strict=True) if at == place]
+        axes.text(place, 1.01, ", ".join(names), transform=axes.get_xaxis_transform(), rotation=25, ha="center")
+    axes.set(xscale="log", xlabel="tokens per parameter", ylabel=metric.labelled(metric.delta))
+    axes.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), minor_locator=NullLocator(), major_formatter="{x:g}")
+    legend(figure, styles, list(sizes.costs))
+    return figure
