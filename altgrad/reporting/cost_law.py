@@ -302,7 +302,8 @@ def cost_figure(
 ) -> Figure:
     """Return the figure: mean cost with its interval by tokens per parameter, a mark per format and model.
 
-    Lines join the models of one size; where no two have the same size, all models.
+    A line of each size is the fitted cost, or joins the means where none is fitted. Where no two models have the same
+    size, one line joins all.
     """
     styles, x = looks(formats), sizes.tokens / sizes.parameters
     alike, rank = np.unique(sizes.parameters, return_inverse=True)
@@ -311,9 +312,12 @@ def cost_figure(
     axes.axhline(0, color="black", linewidth=0.9)
     for entry, costs in sizes.costs.items():
         points = np.array([interval(of_model) for of_model in costs])
-        line = fitted[entry].at(sizes.parameters, sizes.tokens) if entry in fitted else points[:, 0]
         for models in lines:
-            axes.plot(x[models], line[models], **styles[entry].line(marker="", linewidth=1.2))
+            n, d, y = sizes.parameters[models], sizes.tokens[models], points[models, 0]
+            if entry in fitted:
+                n, d = (n[:1], np.geomspace(d.min(), d.max(), 40)) if len(alike) < len(x) else (n, d)
+                y = fitted[entry].at(n, d)
+            axes.plot(d / n, y, **styles[entry].line(marker="", linewidth=1.2))
         for i, (middle, *ends) in enumerate(points):
             axes.plot([x[i], x[i]], ends, color=styles[entry].color, linewidth=1)
             axes.plot(x[i], middle, **styles[entry].line(linestyle="none", markersize=4 + 8 * rank[i] / len(alike)))
