@@ -42,9 +42,9 @@ def takes_kernels(x: Tensor, dtype: torch.dtype, block: int, stochastic: bool = 
     A compiled graph uses no kernel to round to nearest with one scale: the compiler finds the amax while it makes the
     tensor, which saves reading the tensor once.
     """
-    high, wide = _group(block, 1)
     if x.device.type != DEVICE or x.dtype not in DTYPES or dtype not in DTYPES.union(FLOAT8.values(), [PACKED]):
         return False
+    high, wide = _group(block, 1)
     if _padded(high) * _padded(wide) > LARGEST:
         return False
     return (stochastic or block != ONE_SCALE or not torch.compiler.is_compiling()) and available()

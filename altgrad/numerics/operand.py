@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from altgrad.numerics import loops
-from altgrad.numerics.compile_utils import materialized
+from altgrad.numerics.compile_utils import converted, materialized
 from altgrad.numerics.constants import HADAMARD_SIGNS, LEARNS, TWO_LEVEL, loops_take, scale_constants, table_of
 from altgrad.numerics.gpu_launch import quantize_on_gpu, takes_kernels
 from altgrad.numerics.operand_definition import (
@@ -126,7 +126,7 @@ def quantize_operand(
         history, method = rms(x).unsqueeze(0), "most-recent"
     # Loops and kernels round to a table's values to nearest alone, and kernels with scales of one level alone.
     of_floats = table_of(constants) is None
-    rounds = loops_take(constants) and (of_floats or stream is None)
+    rounds = of_floats or (stream is None and loops_take(constants))
     kernels_round = rounds and (of_floats or (rule < TWO_LEVEL and dtype.itemsize > 1))
     by_kernels = kernels_round and statistic == "amax" and takes_kernels(x, dtype, block, stream is not None)
     if rotate and not by_kernels:
@@ -161,7 +161,7 @@ def quantize_operand(
     if dtype == PACKED:
         return Packed(*found)
     values, scale, *_ = found
-    return Quantized(values.to(dtype), scale if has_scale(block, rule, dtype) else None)
+    return Quantized(converted(values, dtype), scale if has_scale(block, rule, dtype) else None)
 
 
 def rotate_rows(x: Tensor, signs: Tensor | None = None) -> Tensor:

@@ -91,10 +91,18 @@ def test_looking_at_the_scales_first_and_compiling_change_no_bit(kind: str, monk
         y, scales = case(kind, seed, low, high)
         found = [apply_scales(y.clone(), scales), compiled(y.clone(), scales)]
         with monkeypatch.context() as patch:
-            patch.setattr(operand, "_known_as_usual", lambda scale: False)
+            patch.setattr(operand, "_is_readable", lambda scale: False)
             found.append(apply_scales(y.clone(), scales))
         for other in found[1:]:
             assert torch.equal(found[0].view(torch.int32), other.view(torch.int32))
+
+
+@pytest.mark.parametrize("kind", SCALES)
+def test_a_result_in_bfloat16_is_rounded_once(kind: str) -> None:
+    for seed in range(20):
+        y, scales = case(kind, seed, -60, 60)
+        found = apply_scales(y.bfloat16(), scales).bfloat16()
+        assert torch.equal(found, apply_scales(y.bfloat16().float(), scales).bfloat16())
 
 
 MAGNITUDES = [(1e-38, 1e-38), (1e-30, 1e-30), (1e-19, 1e-19), (1e-19, 1e-12), (1e-38, 1e38), (1e38, 1e-38), (1e35, 0.1),

@@ -1,6 +1,6 @@
 """``QuantizedLinear``: a drop-in ``nn.Linear`` whose three matrix products run in 8-bit formats."""
 
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -90,9 +90,7 @@ class QuantizedModule(nn.Module):
 
     def quantizer(self, role: str) -> Quantizer | None:
         """Return the quantizer of ``role``, ``None`` if ``role`` is not quantized."""
-        quantizer = self.quantizers[role] if role in self.quantizers else None
-        assert quantizer is None or isinstance(quantizer, Quantizer)
-        return quantizer
+        return cast("Quantizer | None", self.quantizers._modules.get(role))
 
     @property
     def changes(self) -> bool:
@@ -111,8 +109,9 @@ class QuantizedModule(nn.Module):
             return OperandState()
         # Ranks that share a tensor's rows draw parts of one stream (`Operand.of`).
         ranks = quantizer.scaling.ranks
-        apart = role in self.shared_roles and ranks == 1 and dist.is_available() and dist.is_initialized()
-        return quantizer.state(self.training, dist.get_rank() if apart else 0)
+        apart = quantizer.scaling.stochastic and role in self.shared_roles and ranks == 1
+        several = apart and dist.is_available() and dist.is_initialized()
+        return quantizer.state(self.training, dist.get_rank() if several else 0)
 
     def _operand_states(self) -> OperandStates:
         return OperandStates(*map(self.operand_state, OperandStates._fields))
@@ -145,10 +144,10 @@ class QuantizedModule(nn.Module):
         states = repeated or self._operand_states()
         if may_repeat and repeated is None:
             self.passes.note(states._replace(input=states.input.snapshot(), weight=states.weight.snapshot()))
-        learns = {role: "nothing" if repeated else self._learns(role) for role in ROLES}
-        weight = self.weight_operands(matrix, settings, states.weight, learns=learns["weight"])
+        of_weight, of_input = ("nothing" if repeated else self._learns(role) for role in ("weight", "input"))
+        weight = self.weight_operands(matrix, settings, states.weight, learns=of_weight)
         trains = torch.is_grad_enabled() and matrix.requires_grad
-        input = self._input_operands(x, settings, states.input, learns=learns["input"], for_weight=trains)
+        input = self._input_operands(x, settings, states.input, learns=of_input, for_weight=trains)
         # A compiled graph has no second derivative.
         has_edge = x.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
         edge = Edge.apply(x) if has_edge else None
@@ -202,10 +201,12 @@ class WeightProduct(QuantizedModule):
         device = x.device.type
         autocast = torch.is_autocast_enabled(device)
         compute_dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
-        y = self._product(x.reshape(-1, x.shape[-1]), matrix, self.settings(compute_dtype, device))
+        is_matrix = x.ndim == 2  # a view of it would be two more nodes of the graph
+        rows = x if is_matrix else x.reshape(-1, x.shape[-1])
+        y = self._product(rows, matrix, self.settings(compute_dtype, device))
         if bias is not None:
             y = y + bias.to(y.dtype)
-        return y.reshape(*x.shape[:-1], y.shape[-1])
+        return y if is_matrix else y.reshape(*x.shape[:-1], y.shape[-1])
 
     def load_constants(self, weight: Tensor) -> None:
         """Make constants on the device of ``weight`` if a checkpoint brought it to a model on the meta device."""

@@ -284,12 +284,14 @@ def product(a: Operand, b: Operand, dtype: torch.dtype, fp32: bool, autocast: bo
     # Around the sum alone: where tracing begins anew inside, as `materialized` has it, torch 2.13 does not switch
     # autocast on again for the other products of the graph.
     no_autocast = torch.autocast(device_type, enabled=False) if switched else nullcontext()
-    y = native_product(a, b, dtype, no_autocast) if native else _emulated_product(a, b, fp32, no_autocast)
+    y = native_product(a, b, dtype, no_autocast) if native else _emulated_product(a, b, dtype, fp32, no_autocast)
     return converted(y, dtype)
 
 
-def _emulated_product(a: Operand, b: Operand, fp32: bool, no_autocast: AbstractContextManager[Any]) -> Tensor:
-    """Return ``a @ b / (scale_a scale_b)`` as float32; ``fp32`` keeps the sum in float32 throughout."""
+def _emulated_product(
+    a: Operand, b: Operand, dtype: torch.dtype, fp32: bool, no_autocast: AbstractContextManager[Any]
+) -> Tensor:
+    """Return ``a @ b / (scale_a scale_b)`` as float32 or ``dtype``; ``fp32`` keeps the sum in float32 throughout."""
     with no_autocast:
         if a.values.dtype == torch.float32:
             y = a.values @ b.values
@@ -301,5 +303,5 @@ def _emulated_product(a: Operand, b: Operand, fp32: bool, no_autocast: AbstractC
         elif fp32:
             y = a.values.float() @ b.values.float()
         else:
-            y = (a.values @ b.values).float()
-    return apply_scales(y, (a.scale, b.scale))
+            y = a.values @ b.values
+    return apply_scales(y if y.dtype == dtype else y.float(), (a.scale, b.scale))

@@ -7,13 +7,14 @@ factors, then by the product of the rests. Splitting changes no bit, except in r
 and in results below 2^-126, which are rounded once more.
 
 A reciprocal in 2^-62..2^62 is a factor itself, and its rest is 1. In eager mode on a CPU the scales are read first, so
-that rests of 1 cost nothing.
+that rests of 1 cost nothing, and two scales of tensors become one Python number.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -82,7 +83,7 @@ class Operand(NamedTuple):
             back = cls(values, scale).t() if turns else cls(values, scale)
             return one._replace(values=back.values, scale=back.scale)
         assert constants is not None
-        options = {"dim": dim, "dtype": scaling.hardware or dtype, **scaling.options}
+        options: dict[str, Any] = dict(scaling.scale, dim=dim, dtype=scaling.hardware or dtype)
         method, first = scaling.method, 0
         if scaling.ranks > 1:
             if rotate:
@@ -190,19 +191,26 @@ def _amax_over_ranks(
 
 
 def apply_scales(y: Tensor, scales: Sequence[Tensor | None]) -> Tensor:
-    """Return ``y / (s_1 s_2)``; the result may overwrite ``y``.
+    """Return ``y / (s_1 s_2)``, in float32 or with each element rounded once to bfloat16; it may overwrite ``y``.
 
     Args:
-        y: float32 (..., n, m).
+        y: float32 or bfloat16 (..., n, m). Of bfloat16 the result is bfloat16 or float32, whichever takes less time.
         scales: of the product's two factors, positive float32: 0-d, or broadcastable to ``y``, such as (n, 1) and
             (1, m); ``None`` for 1.
     """
     # Two scales of tensors are multiplied by each other first, in float64, which holds their product.
-    single = [scale.double() for scale in scales if scale is not None and scale.ndim == 0]
+    single = [scale for scale in scales if scale is not None and scale.ndim == 0]
     several = [scale for scale in scales if scale is not None and scale.ndim > 0]
-    common = [single[0] if len(single) == 1 else single[0] * single[1]] if single else []
-    split = [factor_and_rest(scale) for scale in several + common]
-    return multiplied(y, [factor for factor, _ in split], [rest for _, rest in split])
+    if not (single or several):
+        return y
+    if not several and all(map(_is_readable, single)):
+        common = math.prod(scale.item() for scale in single)
+        if 2.0**-62 <= common <= 2.0**62:
+            return y.mul_(1 / common)  # of bfloat16 too torch multiplies in float32, and rounds once
+    single = [scale.double() for scale in single]
+    several += [single[0] if len(single) == 1 else single[0] * single[1]] if single else []
+    split = [factor_and_rest(scale) for scale in several]
+    return multiplied(y.float(), [factor for factor, _ in split], [rest for _, rest in split])
 
 
 def factor_and_rest(scale: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -234,9 +242,14 @@ def multiplied(y: Tensor, factors: Sequence[Tensor], rests: Sequence[Tensor | No
     return hidden.squeeze(0)
 
 
+def _is_readable(scale: Tensor) -> bool:
+    """Return whether eager code reads a scale without waiting for a device."""
+    return not torch.compiler.is_compiling() and scale.device.type == "cpu" and type(scale) is Tensor
+
+
 def _known_as_usual(scale: Tensor) -> bool:
     """Return whether all scales are in 2^-62..2^62; ``False`` off the CPU and while compiling, without reading them."""
-    if torch.compiler.is_compiling() or scale.device.type != "cpu" or type(scale) is not Tensor:
+    if not _is_readable(scale):
         return False
     if scale.numel() == 0:
         return True

@@ -213,7 +213,7 @@ class Quantizer(nn.Module):
     @property
     def changes(self) -> bool:
         """Whether a training step changes this state."""
-        return self.learns != "nothing" or self.stream is not None
+        return self.recipe.scaling != "dynamic" or self.scaling.stochastic
 
     def scales(self, t: Tensor) -> Tensor:
         """Return the scales (float32, broadcastable to ``t``) of ``t`` (tokens, features) in the forward product."""
