@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -105,20 +105,23 @@ def fit(sizes: Sizes, losses: np.ndarray) -> Law | None:
 
 
 class Cost(NamedTuple):
-    """A format's cost in nats per token: ``factor * D**e / N**d`` of N million parameters and D million tokens."""
+    """A format's cost in nats per token: ``factor * D**e / N**d`` of N million parameters and D million tokens.
 
-    factor: float
-    d: float
-    e: float
+    Each is a number, or an array that broadcasts with parameters and tokens.
+    """
+
+    factor: Any
+    d: Any
+    e: Any
 
     @property
     def at_reference(self) -> float:
         """The cost of a million parameters after 20 million tokens."""
-        return self.factor * 20**self.e
+        return float(self.factor * 20**self.e)
 
     def at(self, parameters: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Return the costs of models with these parameters and tokens."""
-        return self.factor * (tokens / 1e6) ** self.e * (parameters / 1e6) ** -self.d
+        return np.asarray(self.factor * (tokens / 1e6) ** self.e * (parameters / 1e6) ** -self.d)
 
 
 Exponents = tuple[np.ndarray, np.ndarray]  # pairs d, e of a `Cost`, (pairs,) each
@@ -143,8 +146,8 @@ def forms(law: Law) -> dict[str, Exponents]:
 def fit_cost(sizes: Sizes, costs: np.ndarray, allowed: Exponents) -> Cost:
     """Return the cost with ``allowed`` exponents and the least squared error of ``costs`` (models,), NaN left out."""
     known = np.isfinite(costs)
-    pairs = zip(*allowed, strict=True)
-    shapes = np.stack([Cost(1, *pair).at(sizes.parameters[known], sizes.tokens[known]) for pair in pairs])
+    d, e = (values[:, None] for values in allowed)
+    shapes = Cost(1, d, e).at(sizes.parameters[known], sizes.tokens[known])
     factors = shapes @ costs[known] / (shapes**2).sum(axis=1)
     best = int(((factors[:, None] * shapes - costs[known]) ** 2).sum(axis=1).argmin())
     return Cost(float(factors[best]), float(allowed[0][best]), float(allowed[1][best]))
