@@ -21,6 +21,7 @@ from altgrad.reporting.cost_law import (
     fit,
     fit_cost,
     forms,
+    left_out_error,
     left_out_errors,
     mean,
     resampled,
@@ -171,9 +172,10 @@ MADE = {
 def test_the_form_that_made_the_costs_predicts_a_left_out_size(form):
     """Narrower forms cannot; wider ones can, and with noise they predict worse."""
     law, made = fit(sizes(), mean(sizes().losses)), sizes()
-    true = Cost(0.02, *MADE[form])
+    d, e = MADE[form]
+    true = 0.02 * (TOKENS / 1e6) ** e / (PARAMETERS / 1e6) ** d
     noise = np.random.default_rng(5).normal(0, 3e-4, (2, len(PARAMETERS), SEEDS))
-    costs = dict(zip(SHARES, true.at(PARAMETERS, TOKENS)[:, None] * [[[1]], [[3]]] + noise, strict=True))
+    costs = dict(zip(SHARES, true[:, None] * [[[1]], [[3]]] + noise, strict=True))
     made = made._replace(costs=costs)
     errors = left_out_errors(made, law)
     narrower = list(MADE)[: list(MADE).index(form)]
@@ -181,7 +183,16 @@ def test_the_form_that_made_the_costs_predicts_a_left_out_size(form):
     assert next(iter(errors)) == form
     fitted = fit_cost(made, mean(costs["E5M2"]), forms(law)[form])
     assert fitted == pytest.approx((0.06, *MADE[form]), abs=0.03)
-    assert fitted.at(5e6, 2e7) == pytest.approx(3 * true.at(5e6, 2e7), rel=0.1)
+    assert fitted.at(5e6, 2e7) == pytest.approx(0.06 * 20**e / 5**d, rel=0.1)
+
+
+def test_a_size_that_is_left_out_is_predicted_from_the_others_alone():
+    """By hand: a constant is the mean of the other sizes' costs."""
+    made, law = sizes(), fit(sizes(), mean(sizes().losses))
+    costs = np.array([0.01, 0.03, 0.02, 0.02, 0.05, 0.01, 0.09])
+    errors = [cost - costs[size != PARAMETERS].mean() for cost, size in zip(costs, PARAMETERS, strict=True)]
+    found = left_out_error(made, costs, forms(law)["constant"])
+    assert found == pytest.approx(math.sqrt(sum(error**2 for error in errors) / len(errors)))
 
 
 def test_the_cost_of_effective_parameters_is_that_of_a_smaller_model():
