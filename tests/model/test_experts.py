@@ -189,12 +189,18 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("family", EXPERTS)
 def test_unquantized_they_are_transformers_own(family: str) -> None:
-    plain = experts(family)
-    expected = gradients(plain)
-    found = gradients(QuantizedExperts(plain, {}))
+    """In float64, where sums in another order differ by nothing that matters."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        plain = experts(family)
+        expected = gradients(plain)
+        found = gradients(QuantizedExperts(plain, {}))
+    finally:
+        torch.set_default_dtype(torch.float32)
     assert found.keys() == expected.keys() and len(found) >= 5
+    near = 1e-5 if any("norm" in name for name in expected) else 1e-10  # transformers' norms compute in float32
     for name, t in expected.items():
-        torch.testing.assert_close(found[name], t, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found[name], t, rtol=near, atol=near)
 
 
 @pytest.mark.parametrize("way", RECIPES)
