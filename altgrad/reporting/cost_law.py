@@ -8,8 +8,6 @@ Such a cost does not depend on D. `forms` has its rivals, all of them ``k D**e /
 of costs that it predicts for a size that it was not fitted to.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -144,8 +142,13 @@ def forms(law: Law) -> dict[str, Exponents]:
 
 
 def fit_cost(sizes: Sizes, costs: np.ndarray, allowed: Exponents) -> Cost:
-    """Return the cost with ``allowed`` exponents and the least squared error of ``costs`` (models,), NaN left out."""
+    """Return the cost with ``allowed`` exponents and the least squared error of ``costs`` (models,).
+
+    A NaN among the costs is left out; the cost is NaN where there is nothing else.
+    """
     known = np.isfinite(costs)
+    if not known.any():
+        return Cost(np.nan, np.nan, np.nan)
     d, e = (values[:, None] for values in allowed)
     shapes = Cost(1, d, e).at(sizes.parameters[known], sizes.tokens[known])
     factors = shapes @ costs[known] / (shapes**2).sum(axis=1)
@@ -160,13 +163,20 @@ def left_out_error(sizes: Sizes, costs: np.ndarray, allowed: Exponents) -> float
         out = sizes.parameters == size
         predicted = fit_cost(sizes, np.where(out, np.nan, costs), allowed).at(sizes.parameters, sizes.tokens)
         errors.append((predicted - costs)[out])
-    return float(np.sqrt(np.nanmean(np.concatenate(errors) ** 2)))
+    return _rms(np.concatenate(errors))
+
+
+def _rms(values: np.ndarray) -> float:
+    """Return the root mean square of ``values`` without NaN; NaN where there is nothing else."""
+    known = values[np.isfinite(values)]
+    return float(np.sqrt((known**2).mean())) if known.size else np.nan
 
 
 def left_out_errors(sizes: Sizes, law: Law) -> dict[str, dict[str, float]]:
     """Return `left_out_error` by form and format; the first form is the one whose errors are least.
 
-    A format's errors count as shares of the root mean square of its costs, so that none decides by its size alone.
+    A format's errors count as shares of the root mean square of its costs, so that none decides by its size alone. A
+    format without costs, or whose costs are all 0, has no say.
     """
     costs = {entry: mean(of_format) for entry, of_format in sizes.costs.items()}
     found = {
@@ -175,7 +185,8 @@ def left_out_errors(sizes: Sizes, law: Law) -> dict[str, dict[str, float]]:
     }
 
     def of_all(form: str) -> float:
-        return sum(error**2 / float(np.nanmean(costs[entry] ** 2)) for entry, error in found[form].items())
+        shares = ((error, _rms(costs[entry])) for entry, error in found[form].items() if np.isfinite(error))
+        return sum((error / size) ** 2 for error, size in shares if size > 0)
 
     return {form: found[form] for form in sorted(found, key=of_all)}
 
@@ -266,9 +277,7 @@ def forms_table(noun: str, errors: Mapping[str, Mapping[str, float]]) -> Table:
     return Table([words(noun), *map(Column, errors)], rows, note)
 
 
-def costs_table(
-    noun: str, sizes: Sizes, costs: Mapping[str, Cost], form: str, resamples: Resamples
-) -> Table:
+def costs_table(noun: str, sizes: Sizes, costs: Mapping[str, Cost], form: str, resamples: Resamples) -> Table:
     """Return a row per format: its cost at a million parameters and 20 million tokens, and its exponents."""
     rows = []
     for entry, cost in costs.items():
@@ -300,9 +309,7 @@ def shares_table(noun: str, baseline: str, sizes: Sizes, law: Law, shares: Share
     return Table([words(noun), Column(head), words("95 % interval")], rows, note)
 
 
-def cost_figure(
-    metric: PrimaryMetric, formats: list[str], sizes: Sizes, fitted: Mapping[str, Cost]
-) -> Figure:
+def cost_figure(metric: PrimaryMetric, formats: list[str], sizes: Sizes, fitted: Mapping[str, Cost]) -> Figure:
     """Return the figure: mean cost with its interval by tokens per parameter, a mark per format and model.
 
     A line of each size is the fitted cost, or joins the means where none is fitted. Where no two models have the same

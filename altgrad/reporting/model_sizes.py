@@ -1,7 +1,5 @@
 """A grid of several models: the results of each, and the costs of all of them by `altgrad.reporting.cost_law`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

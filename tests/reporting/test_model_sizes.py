@@ -208,6 +208,19 @@ def test_a_cost_that_is_missing_is_left_out():
     assert fit_cost(made, costs, forms(law)["tokens per parameter"]) == pytest.approx((0.01, 0.5, 0.5), abs=1e-6)
 
 
+@pytest.mark.parametrize("useless", [np.nan, 0.0])
+def test_a_format_without_costs_does_not_decide_the_form(useless):
+    """It diverged in every model, or is the baseline to the bit: the others' form is chosen as without it."""
+    law, made = fit(sizes(), mean(sizes().losses)), sizes()
+    costs = {"E4M3": np.tile(0.02 * (TOKENS / 1e6 / (PARAMETERS / 1e6))[:, None] ** 0.6, SEEDS)}
+    alone = list(left_out_errors(made._replace(costs=costs), law))
+    assert alone[0] == "tokens per parameter"
+    costs["E7M0"] = np.full((len(PARAMETERS), SEEDS), useless)
+    assert list(left_out_errors(made._replace(costs=costs), law)) == alone
+    fitted = fit_cost(made, mean(costs["E7M0"]), forms(law)[alone[0]])
+    assert fitted.factor == 0 if useless == 0 else np.isnan(fitted).all()
+
+
 def test_losses_that_do_not_fall_have_no_law():
     made = sizes()
     assert fit(made, -mean(made.losses)) is None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from altgrad.config import Cell
-from altgrad.config.schema import learning_rate
+from altgrad.config.schema import Train, learning_rate
 from altgrad.model import linear_layers
 from altgrad.model.layers import quantizer_of
 from altgrad.numerics import compute_scale
@@ -116,6 +116,8 @@ def test_with_a_cooldown_a_shorter_run_branches_off_a_longer_one():
     assert short[-1] == pytest.approx(0.2)
     alone = [learning_rate(s, peak=2.0, steps=10, warmup=0, final=0.5, cooldown=0) for s in range(1, 11)]
     assert alone == [2.0] * 10
+    with pytest.raises(ValueError, match="warmup 0.5 and cooldown 0.6 are more than all steps together"):
+        Train(warmup=0.5, cooldown=0.6)
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(1, 0.0), (1, 1.0), (10, 1.0), (10, 0.0)])

@@ -1,14 +1,16 @@
 """The cost of formats by size and tokens, from a question's experiments of several models and lengths."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from altgrad.common.errors import UserError
 from altgrad.reporting.cost_law import Sizes, described
 from altgrad.reporting.load import PrimaryMetric
 from altgrad.reporting.markdown import significant, to_markdown
-from altgrad.reporting.study.runs import RunTable
+from altgrad.reporting.study.runs import RunTable, Untrained
 
 BASELINE = "bf16"
 
@@ -28,8 +30,21 @@ def law_of(experiments: Sequence[str], formats: list[str], runs: RunTable, folde
 
 
 def sizes_of(experiments: Sequence[str], formats: list[str], runs: RunTable) -> Sizes:
-    """Return the measured sizes, named by their parameters, such as "0.17 M"; arguments as of `law_of`."""
+    """Return the measured sizes, named by their parameters, such as "0.17 M"; arguments as of `law_of`.
+
+    Raises :class:`UserError` without the baseline and where a format has several runs with a seed, and `Untrained`
+    where an experiment has no run in a format.
+    """
     rows = runs.of_experiment(*experiments)
+    rows = rows[rows["format"].isin(formats)]
+    if BASELINE not in formats:
+        raise UserError(f"law: {experiments[0]}: costs are measured against {BASELINE}, which its formats lack")
+    for experiment, entry in itertools.product(experiments, formats):
+        seeds = rows[(rows["experiment"] == experiment) & (rows["format"] == entry)]["seed"]
+        if seeds.empty:
+            raise Untrained(f"law: {experiment}: no run in {entry}; `make study` trains it")
+        if seeds.duplicated().any():
+            raise UserError(f"law: {experiment}: {entry} has several runs with a seed; name one optimizer and one rate")
     order = rows.groupby("experiment")[["parameters", "tokens"]].max().astype(float)
     order = order.sort_values(["parameters", "tokens"])
     losses = rows.pivot(index="experiment", columns=["format", "seed"], values="val_loss").loc[order.index]

@@ -132,6 +132,18 @@ def test_a_law_of_an_experiment_that_is_not_there_is_refused(tmp_path):
         write_pages(write_study(tmp_path, rows(LOSSES), a={"runs": {"two": {}}, "law": ["tow"]}), [])
 
 
+@pytest.mark.parametrize(("formats", "optimizers", "words"), [
+    (["E3M4"], ["adamw"], "costs are measured against bf16"),
+    (["bf16", "E3M4", "E4M3"], ["adamw"], "one: no run in E4M3; `make study` trains it"),
+    (["bf16", "E3M4"], ["adamw", "rung"], "one: bf16 has several runs with a seed"),
+])  # fmt: skip
+def test_a_law_that_the_runs_cannot_have_is_refused(tmp_path, formats, optimizers, words):
+    losses = {("one", fmt, optimizer): 3.5 + SEEDS for fmt in ("bf16", "E3M4") for optimizer in optimizers}
+    runs = RunTable.read(write_study(tmp_path, rows(losses)) / "results")
+    with pytest.raises(UserError, match=words):
+        sizes_of(["one"], formats, runs)
+
+
 def test_settings_are_those_of_the_experiment_it_is_like_with_its_own():
     base = {"train": {"steps": 10, "batch": 2}}
     runs = {"one": {"grid": {"seeds": [1], "formats": ["E3M4"]}}, "two": {"like": "one", "grid": {"seeds": [2]}},
