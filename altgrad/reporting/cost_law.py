@@ -19,7 +19,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from altgrad.reporting.figures import drawing, legend, looks, panels, save
 from altgrad.reporting.load import PrimaryMetric
-from altgrad.reporting.markdown import NONE, Block, Column, Picture, Table, number, plural, significant, words
+from altgrad.reporting.markdown import NONE, Block, Column, Picture, Table, integer, number, plural, significant, words
 from altgrad.reporting.statistics import interval
 
 POINTS, APART = 6, 3  # models that a law of five parameters needs; different sizes, lengths and tokens per parameter
@@ -231,7 +231,7 @@ def effective(sizes: Sizes, law: Law, resamples: Resamples) -> Shares:
 def described(
     sizes: Sizes, metric: PrimaryMetric, baseline: str, formats: list[str], folder: Path, name: str
 ) -> list[Block | None]:
-    """Draw the costs into ``folder``; return the figure, and the laws' tables or a sentence on what they need.
+    """Draw the costs into ``folder``; return the figure, the costs, and the laws' tables or what they need.
 
     Args:
         sizes: what was measured.
@@ -259,7 +259,20 @@ def described(
         f"{metric.labelled(f'Final {metric.full} minus that of `{baseline}`')}, paired by seed, with its 95 % "
         f"interval; larger marks are larger models. Lines {'are the best form of the cost' if law else 'join means'}."
     )
-    return [Picture(name, f"Cost of each {metric.entry} by tokens per parameter, a mark per model", caption), *blocks]
+    picture = Picture(name, f"Cost of each {metric.entry} by tokens per parameter, a mark per model", caption)
+    return [picture, measured_table(metric, baseline, sizes), *blocks]
+
+
+def measured_table(metric: PrimaryMetric, baseline: str, sizes: Sizes) -> Table:
+    """Return a row per model: parameters, tokens, the baseline's metric, and the mean cost of each format."""
+    rows = []
+    for i, (name, n, d) in enumerate(zip(sizes.models, sizes.parameters, sizes.tokens, strict=True)):
+        costs = [mean(of_format)[i] for of_format in sizes.costs.values()]
+        size = [integer(n), significant(d / 1e6), significant(d / n, 2), number(mean(sizes.losses)[i], 4)]
+        rows.append([name, *size, *(number(cost, 4) for cost in costs)])
+    note = f"Of each {metric.entry}: its {metric.full} minus that of {baseline}, paired by seed, mean over seeds."
+    heads = ["parameters", "M tokens", "tokens per parameter", f"{metric.noun} of {baseline}", *sizes.costs]
+    return Table([words("model"), *map(Column, heads)], rows, note)
 
 
 def forms_table(noun: str, errors: Mapping[str, Mapping[str, float]]) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,11 @@ def test_a_grid_with_enough_sizes_has_the_table_and_the_figure_keeps_its_texts_i
     for entry, share in SHARES.items():
         percent, ends = rows[entry]
         assert float(percent) == pytest.approx(100 * share, abs=0.5) and " to " in ends
+    of_models = {row.split("|")[1].strip(): row.split("|")[2:-1] for row in text.splitlines() if row.startswith("| m")}
+    for i, (n, d) in enumerate(zip(PARAMETERS, TOKENS, strict=True)):
+        *size, base, of_e4m3, of_e5m2 = (float(re.sub("\u202f", "", x).replace("−", "-")) for x in of_models[f"m{i}"])
+        assert size == pytest.approx([n, d / 1e6, d / n], rel=5e-3) and base == pytest.approx(loss(n, d), abs=0.05)
+        assert [of_e4m3, of_e5m2] == pytest.approx([loss(n, d, SHARES[x]) - loss(n, d) for x in SHARES], abs=1e-4)
     studies = load_studies(data)
     measured = model_sizes.sizes_of(studies, {name: compare(study) for name, study in studies.items()})
     assert list(measured.parameters) == sorted(measured.parameters) and len(measured.models) == 8

@@ -6,7 +6,7 @@ from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from altgrad.common.errors import UserError, did_you_mean, sentences
 from altgrad.common.files import read_yaml
@@ -21,8 +21,17 @@ LIKE = "like"  # the key for the experiment of the same question whose settings 
 BESIDES = {LIKE, "before", "after", "keep"}
 NATS = "nats"
 
+
+
+def _in_order(text: str) -> str:
+    low, high = map(float, text.split(" to "))
+    if low >= high:
+        raise ValueError(f"{text}: the lower end comes first")
+    return text
+
+
 #: The interval in which a mean difference was predicted, such as "0.010 to 0.024".
-Interval = Annotated[str, Field(pattern=r"^-?[0-9]+[.][0-9]+ to -?[0-9]+[.][0-9]+$")]
+Interval = Annotated[str, Field(pattern=r"^-?[0-9]+[.][0-9]+ to -?[0-9]+[.][0-9]+$"), AfterValidator(_in_order)]
 Expected = Literal["lower", "higher", "not significant", "no effect"] | Interval
 Rule = Literal["bench", "student"]  # a test over at least five paired seeds, or over at least two
 RULE: Rule = "bench"

@@ -76,6 +76,7 @@ TWICE = {"hypotheses": {"X1": X1}, "runs": {"two": {}}}
         ({"contrast": None}, {}, [], "a.yaml: hypotheses.X1: needs either `contrast` or"),
         ({"status": "dropped"}, {}, [], "a.yaml: hypotheses.X1: status 'dropped' needs `why`"),
         ({"expected": "better"}, {}, [], "a.yaml: hypotheses.X1.expected"),
+        ({"expected": "0.024 to 0.010"}, {}, [], "0.024 to 0.010: the lower end comes first"),
         ({"of": "tow"}, {}, [], "a.yaml: hypotheses.X1.of: no experiment 'tow'"),
         ({"over": {"fmt": ["E3M4"]}}, {}, [], "a.yaml: hypotheses.X1: no value for 'format' in `over`"),
         ({"over": {"format": ["E3M5"]}}, {}, [],
