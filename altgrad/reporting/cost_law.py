@@ -17,7 +17,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from altgrad.reporting.figures import drawing, legend, looks, panels, save
+from altgrad.reporting.figures import drawing, legend, looks, save, tiles
 from altgrad.reporting.load import PrimaryMetric
 from altgrad.reporting.markdown import NONE, Block, Column, Picture, Table, integer, number, plural, significant, words
 from altgrad.reporting.statistics import interval
@@ -229,7 +229,7 @@ def effective(sizes: Sizes, law: Law, resamples: Resamples) -> Shares:
 
 
 def described(
-    sizes: Sizes, metric: PrimaryMetric, baseline: str, formats: list[str], folder: Path, name: str
+    sizes: Sizes, metric: PrimaryMetric, baseline: str, folder: Path, name: str
 ) -> list[Block | None]:
     """Draw the costs into ``folder``; return the figure, the costs, and the laws' tables or what they need.
 
@@ -237,7 +237,6 @@ def described(
         sizes: what was measured.
         metric: what it is, the validation loss or another.
         baseline: the grid entry that costs are measured against.
-        formats: all entries of the grid, which fix the colours.
         folder: of the figure.
         name: of the figure.
     """
@@ -254,12 +253,12 @@ def described(
             shares_table(metric.entry, baseline, sizes, law, effective(sizes, law, resamples)),
         ]  # fmt: skip
     with drawing():
-        save(cost_figure(metric, formats, sizes, costs), folder, name)
+        save(cost_figure(metric, sizes, costs), folder, name)
     caption = (
         f"{metric.labelled(f'Final {metric.full} minus that of `{baseline}`')}, paired by seed, with its 95 % "
-        f"interval; larger marks are larger models. Lines {'are the best form of the cost' if law else 'join means'}."
+        f"interval, a colour per size. Lines {'are the best form of the cost' if law else 'join means'}."
     )
-    picture = Picture(name, f"Cost of each {metric.entry} by tokens per parameter, a mark per model", caption)
+    picture = Picture(name, f"Cost of each {metric.entry} by tokens per parameter", caption)
     return [picture, measured_table(metric, baseline, sizes), *blocks]
 
 
@@ -271,6 +270,7 @@ def measured_table(metric: PrimaryMetric, baseline: str, sizes: Sizes) -> Table:
         size = [integer(n), significant(d / 1e6), significant(d / n, 2), number(mean(sizes.losses)[i], 4)]
         rows.append([name, *size, *(number(cost, 4) for cost in costs)])
     note = f"Of each {metric.entry}: its {metric.full} minus that of {baseline}, paired by seed, mean over seeds."
+    note += f" {NONE}: no run completed." * any(NONE in row for row in rows)
     heads = ["parameters", "M tokens", "tokens per parameter", f"{metric.noun} of {baseline}", *sizes.costs]
     return Table([words("model"), *map(Column, heads)], rows, note)
 
@@ -322,32 +322,34 @@ def shares_table(noun: str, baseline: str, sizes: Sizes, law: Law, shares: Share
     return Table([words(noun), Column(head), words("95 % interval")], rows, note)
 
 
-def cost_figure(metric: PrimaryMetric, formats: list[str], sizes: Sizes, fitted: Mapping[str, Cost]) -> Figure:
-    """Return the figure: mean cost with its interval by tokens per parameter, a mark per format and model.
+def cost_figure(metric: PrimaryMetric, sizes: Sizes, fitted: Mapping[str, Cost]) -> Figure:
+    """Return the figure, a panel per format: mean cost with its interval by tokens per parameter, a mark per model.
 
     A line of each size is the fitted cost, or joins the means where none is fitted. Where no two models have the same
     size, one line joins all.
     """
-    styles, x = looks(formats), sizes.tokens / sizes.parameters
     alike, rank = np.unique(sizes.parameters, return_inverse=True)
-    lines = [np.flatnonzero(rank == size) for size in range(len(alike))] if len(alike) < len(x) else [np.argsort(x)]
-    figure, ((axes,),) = panels(1, 1, 3.6)
-    axes.axhline(0, color="black", linewidth=0.9)
-    for entry, costs in sizes.costs.items():
+    apart = len(alike) == len(rank)
+    names = [sizes.models[i] for i in np.argsort(rank)] if apart else [f"{significant(n / 1e6)} M" for n in alike]
+    styles, x = looks(names), sizes.tokens / sizes.parameters
+    lines = [np.argsort(x)] if apart else [np.flatnonzero(rank == size) for size in range(len(alike))]
+    labels = "tokens per parameter", metric.labelled(metric.delta)
+    figure, shown = tiles([*sizes.costs], 2.2, *labels, sharey=False)
+    for axes, (entry, costs) in zip(shown, sizes.costs.items(), strict=True):
+        axes.axhline(0, color="black", linewidth=0.9)
         points = np.array([interval(of_model) for of_model in costs])
         for models in lines:
             n, d, y = sizes.parameters[models], sizes.tokens[models], points[models, 0]
             if entry in fitted:
-                n, d = (n[:1], np.geomspace(d.min(), d.max(), 40)) if len(alike) < len(x) else (n, d)
+                n, d = (n, d) if apart else (n[:1], np.geomspace(d.min(), d.max(), 40))
                 y = fitted[entry].at(n, d)
-            axes.plot(d / n, y, **styles[entry].line(marker="", linewidth=1.2))
+            color = "grey" if apart else styles[names[rank[models[0]]]].color
+            axes.plot(d / n, y, color=color, linewidth=1.2)
         for i, (middle, *ends) in enumerate(points):
-            axes.plot([x[i], x[i]], ends, color=styles[entry].color, linewidth=1)
-            axes.plot(x[i], middle, **styles[entry].line(linestyle="none", markersize=4 + 8 * rank[i] / len(alike)))
-    for place in np.unique(x):
-        names = [name for name, at in zip(sizes.models, x, strict=True) if at == place]
-        axes.text(place, 1.01, ", ".join(names), transform=axes.get_xaxis_transform(), rotation=25, ha="center")
-    axes.set(xscale="log", xlabel="tokens per parameter", ylabel=metric.labelled(metric.delta))
-    axes.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), minor_locator=NullLocator(), major_formatter="{x:g}")
-    legend(figure, styles, list(sizes.costs))
+            style = styles[names[rank[i]]]
+            axes.plot([x[i], x[i]], ends, color=style.color, linewidth=1)
+            axes.plot(x[i], middle, **style.line(linestyle="none", markersize=5))
+        axes.set_xscale("log")
+        axes.xaxis.set(major_locator=LogLocator(numticks=5), minor_locator=NullLocator(), major_formatter="{x:g}")
+    legend(figure, styles, names, linestyle="none")
     return figure

@@ -49,5 +49,5 @@ def sections(studies: Mapping[str, Study], comparisons: Mapping[str, Comparison]
     sizes, study = sizes_of(studies, comparisons), next(iter(studies.values()))
     if not (found and sizes.costs):
         return found
-    of_law = described(sizes, study.primary, str(study.baseline), study.formats, folder, FIGURE)
+    of_law = described(sizes, study.primary, str(study.baseline), folder, FIGURE)
     return {"Cost by model": of_law, **found}

@@ -261,4 +261,4 @@ def test_a_grid_with_enough_sizes_has_the_table_and_the_figure_keeps_its_texts_i
     with drawing():
         first = studies["gpt-nano"]
         costs = {entry: fit_cost(measured, mean(c), forms(law)["constant"]) for entry, c in measured.costs.items()}
-        assert outside(cost_figure(first.primary, first.formats, measured, costs)) == []
+        assert outside(cost_figure(first.primary, measured, costs)) == []

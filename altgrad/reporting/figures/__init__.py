@@ -231,15 +231,18 @@ def panels(
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def tiles(titles: Sequence[str], height: float, xlabel: str, ylabel: str = "") -> tuple[Figure, list[Axes]]:
+def tiles(
+    titles: Sequence[str], height: float, xlabel: str, ylabel: str = "", *, sharey: bool = True
+) -> tuple[Figure, list[Axes]]:
     """Return a figure and its axes, one per title, which share their limits and the labels around all of them.
 
-    At most four stand in a row of ``height`` inches; one alone is higher.
+    Without ``sharey`` each has its own limits in y. At most four stand in a row of ``height`` inches; one alone is
+    higher.
     """
     count = len(titles)
     across = 4 if count == 4 or count > 6 else min(3, count)
     rows = -(-count // across)
-    figure, axes = panels(rows, across, 0.6 + height * (1.6 if count == 1 else rows), sharex=True, sharey=True)
+    figure, axes = panels(rows, across, 0.6 + height * (1.6 if count == 1 else rows), sharex=True, sharey=sharey)
     shown, spare = list(axes.flat[:count]), axes.flat[count:]
     for axis in spare:
         axis.set_visible(False)

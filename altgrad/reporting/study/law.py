@@ -26,7 +26,7 @@ def law_of(experiments: Sequence[str], formats: list[str], runs: RunTable, folde
         name: of the figure.
     """
     sizes = sizes_of(experiments, formats, runs)
-    return to_markdown(described(sizes, PrimaryMetric(), BASELINE, formats, folder, name))
+    return to_markdown(described(sizes, PrimaryMetric(), BASELINE, folder, name))
 
 
 def sizes_of(experiments: Sequence[str], formats: list[str], runs: RunTable) -> Sizes:
