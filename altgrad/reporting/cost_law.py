@@ -125,20 +125,20 @@ class Cost(NamedTuple):
 Exponents = tuple[np.ndarray, np.ndarray]  # pairs d, e of a `Cost`, (pairs,) each
 
 
-def forms(law: Law) -> dict[str, Exponents]:
+def forms(law: Law | None) -> dict[str, Exponents]:
     """Return the exponents that each form of a cost allows, by the form's name, from those of the baseline's law.
 
     Effective parameters are those of Kumar et al.; X. Sun et al. (arXiv:2501.02423) have the law's own exponents, and
-    M. Chen et al. (arXiv:2505.14302) any two.
+    M. Chen et al. (arXiv:2505.14302) any two. Without a law its two forms are left out.
     """
     free = [grid.ravel() for grid in np.meshgrid(COST_EXPONENTS, COST_EXPONENTS)]
+    of_law = {} if law is None else {
+        EFFECTIVE: (np.array([law.a]), np.zeros(1)), "law's exponents": (np.array([law.a]), np.array([law.b])),
+    }  # fmt: skip
     return {
-        "constant": (np.zeros(1), np.zeros(1)),
-        EFFECTIVE: (np.array([law.a]), np.zeros(1)),
-        "law's exponents": (np.array([law.a]), np.array([law.b])),
-        "tokens per parameter": (COST_EXPONENTS, COST_EXPONENTS),
-        "any exponents": (free[0], free[1]),
-    }
+        "constant": (np.zeros(1), np.zeros(1)), **of_law,
+        "tokens per parameter": (COST_EXPONENTS, COST_EXPONENTS), "any exponents": (free[0], free[1]),
+    }  # fmt: skip
 
 
 def fit_cost(sizes: Sizes, costs: np.ndarray, allowed: Exponents) -> Cost:
@@ -172,7 +172,7 @@ def _rms(values: np.ndarray) -> float:
     return float(np.sqrt((known**2).mean())) if known.size else np.nan
 
 
-def left_out_errors(sizes: Sizes, law: Law) -> dict[str, dict[str, float]]:
+def left_out_errors(sizes: Sizes, law: Law | None) -> dict[str, dict[str, float]]:
     """Return `left_out_error` by form and format; the first form is the one whose errors are least.
 
     A format's errors count as shares of the root mean square of its costs, so that none decides by its size alone. A
