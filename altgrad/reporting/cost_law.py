@@ -25,9 +25,10 @@ from altgrad.reporting.statistics import interval
 POINTS, APART = 6, 3  # models that a law of five parameters needs; different sizes, lengths and tokens per parameter
 EXPONENTS = np.linspace(0.04, 2, 50)  # where the exponents of the law are looked for
 RESAMPLES, SEEDS = 200, 3  # of an interval, and the fewest seeds of one
+LAW = "E + A / N^a + B / D^b"
 EFFECTIVE = "effective parameters"  # the form of a cost that does not depend on the tokens
 COST_EXPONENTS = np.linspace(-1, 2, 61)  # where the exponents of a cost are looked for
-Resamples = Sequence[tuple[np.ndarray, "Law"]]
+Resamples = Sequence[tuple[np.ndarray, "Law | None"]]
 Shares = Mapping[str, tuple[float, float, float]]
 
 
@@ -196,15 +197,17 @@ def mean(values: np.ndarray) -> np.ndarray:
     return pd.DataFrame(values).mean(axis=1).to_numpy()
 
 
-def resampled(sizes: Sizes) -> Resamples:
-    """Return resamples of the seeds, each with the law that is fitted to it.
+def resampled(sizes: Sizes, law: Law | None) -> Resamples:
+    """Return resamples of the seeds, each with the law that is fitted to it, or without one where ``law`` is None.
 
     There are none with fewer than `SEEDS` seeds, and none if more than one resample in twenty has no law.
     """
     chance, count = np.random.default_rng(0), sizes.losses.shape[1]
     drawn = np.atleast_2d(chance.integers(0, count, (RESAMPLES if count >= SEEDS else 0, count)))
+    if law is None:
+        return [(seeds, None) for seeds in drawn]
     fitted = [(seeds, fit(sizes, mean(sizes.losses[:, seeds]))) for seeds in drawn]
-    laws = [(seeds, law) for seeds, law in fitted if law is not None]
+    laws = [(seeds, again) for seeds, again in fitted if again is not None]
     return laws if len(laws) >= 0.95 * len(drawn) else []
 
 
@@ -222,7 +225,7 @@ def effective(sizes: Sizes, law: Law, resamples: Resamples) -> Shares:
     return {
         entry: (
             law.effective(sizes.parameters, mean(costs)),
-            *ends([again.effective(sizes.parameters, mean(costs[:, seeds])) for seeds, again in resamples]),
+            *ends([again.effective(sizes.parameters, mean(costs[:, seeds])) for seeds, again in resamples if again]),
         )
         for entry, costs in sizes.costs.items()
     }
@@ -241,22 +244,23 @@ def described(
         name: of the figure.
     """
     text = sizes.lacks() if metric.in_nats else f"Effective parameters are of the loss, not of {metric.full}."
-    law = None if text else fit(sizes, mean(sizes.losses))
-    blocks: list[Block | None] = [text or "No law fits whose loss falls with parameters and with tokens."]
+    blocks: list[Block | None] = [text]
     costs: dict[str, Cost] = {}
-    if law:
-        resamples, errors = resampled(sizes), left_out_errors(sizes, law)
+    if not text:
+        law = fit(sizes, mean(sizes.losses))
+        resamples, errors = resampled(sizes, law), left_out_errors(sizes, law)
         form = next(iter(errors))
         costs = {entry: fit_cost(sizes, mean(values), forms(law)[form]) for entry, values in sizes.costs.items()}
         blocks = [
             forms_table(metric.entry, errors), costs_table(metric.entry, sizes, costs, form, resamples),
+            f"Effective parameters are not known: no law {LAW} fits the loss of `{baseline}`." if law is None else
             shares_table(metric.entry, baseline, sizes, law, effective(sizes, law, resamples)),
         ]  # fmt: skip
     with drawing():
         save(cost_figure(metric, sizes, costs), folder, name)
     caption = (
         f"{metric.labelled(f'Final {metric.full} minus that of `{baseline}`')}, paired by seed, with its 95 % "
-        f"interval, a colour per size. Lines {'are the best form of the cost' if law else 'join means'}."
+        f"interval, a colour per size. Lines {'are the best form of the cost' if costs else 'join means'}."
     )
     picture = Picture(name, f"Cost of each {metric.entry} by tokens per parameter", caption)
     return [picture, measured_table(metric, baseline, sizes), *blocks]
@@ -283,9 +287,10 @@ def forms_table(noun: str, errors: Mapping[str, Mapping[str, float]]) -> Table:
     ]
     note = (
         "Root mean square error, in nats per token, of the costs of a size that are predicted from the other sizes. A "
-        "cost is k D^e / N^d: without exponents (constant), with the d of the law below and e = 0 (effective "
-        "parameters, arXiv:2411.04330), with the d and e of that law (arXiv:2501.02423), with d = e, or with any two "
-        "(arXiv:2505.14302). The first form has the least errors, taken as shares of each format's costs."
+        "cost is k D^e / N^d: without exponents (constant), with d = e (tokens per parameter), with any two "
+        "(arXiv:2505.14302), and, if a law of the loss fits, with its exponents a and b for d and e (arXiv:2501.02423) "
+        "or with its a alone (effective parameters, arXiv:2411.04330). The first form has the least errors, taken as "
+        "shares of each format's costs."
     )
     return Table([words(noun), *map(Column, errors)], rows, note)
 

@@ -18,6 +18,7 @@ from altgrad.reporting.cost_law import (
     Cost,
     Sizes,
     cost_figure,
+    described,
     effective,
     fit,
     fit_cost,
@@ -28,7 +29,8 @@ from altgrad.reporting.cost_law import (
     resampled,
 )
 from altgrad.reporting.figures import drawing
-from altgrad.reporting.load import COLUMNS, IDENTITY, joined, load_studies
+from altgrad.reporting.load import COLUMNS, IDENTITY, PrimaryMetric, joined, load_studies
+from altgrad.reporting.markdown import to_markdown
 from altgrad.reporting.report import write_report
 from tests.reporting.synthetic_project import SMALL, add_model, write_project
 from tests.reporting.test_figures import outside
@@ -139,7 +141,7 @@ def test_the_law_and_the_shares_are_those_that_made_the_losses():
     law = fit(made, mean(made.losses))
     assert law is not None and law.residual < 1e-3
     assert (law.least, law.a, law.b) == pytest.approx((E, ALPHA, BETA), abs=0.01)
-    for entry, (share, low, high) in effective(made, law, resampled(made)).items():
+    for entry, (share, low, high) in effective(made, law, resampled(made, law)).items():
         assert share == pytest.approx(SHARES[entry], abs=1e-3) and low == pytest.approx(high) == pytest.approx(share)
 
 
@@ -148,7 +150,7 @@ def test_an_interval_has_the_share_and_noise_widens_it():
     for noise in (0.002, 0.02):
         made = sizes(noise)
         law = fit(made, mean(made.losses))
-        found = effective(made, law, resampled(made))
+        found = effective(made, law, resampled(made, law))
         for entry, (share, low, high) in found.items():
             assert low < share < high and low - (high - low) < SHARES[entry] < high + (high - low)
         widths.append(found["E5M2"][2] - found["E5M2"][1])
@@ -158,7 +160,8 @@ def test_an_interval_has_the_share_and_noise_widens_it():
 def test_few_seeds_have_no_interval():
     made = sizes(0.002)
     of_two = made._replace(losses=made.losses[:, :2], costs={name: cost[:, :2] for name, cost in made.costs.items()})
-    shares = effective(of_two, fit(of_two, mean(of_two.losses)), resampled(of_two)).values()
+    law = fit(of_two, mean(of_two.losses))
+    shares = effective(of_two, law, resampled(of_two, law)).values()
     assert all(share > 0 and math.isnan(low) and math.isnan(high) for share, low, high in shares)
 
 
@@ -225,6 +228,17 @@ def test_a_format_without_costs_does_not_decide_the_form(useless):
 def test_losses_that_do_not_fall_have_no_law():
     made = sizes()
     assert fit(made, -mean(made.losses)) is None
+
+
+def test_without_a_law_of_the_loss_costs_have_their_form_and_effective_parameters_are_not_known(tmp_path):
+    costs = {"E4M3": np.tile(0.02 * (TOKENS / PARAMETERS)[:, None] ** 0.6, SEEDS)}
+    made = sizes()._replace(losses=-sizes().losses, costs=costs)
+    text = to_markdown(described(made, PrimaryMetric(), "bf16", tmp_path, "f"))
+    assert "no law E + A / N^a + B / D^b fits the loss of `bf16`" in text
+    heads = next(row for row in text.splitlines() if row.startswith("| format |")).split("|")[2:-1]
+    assert {head.strip() for head in heads} == {"constant", "tokens per parameter", "any exponents"}
+    row = next(row for row in text.splitlines() if row.startswith("| **E4M3** | 0.1207"))  # 0.02 x 20 ** 0.6
+    assert row.endswith("| 0.60 (0.60 to 0.60) | 0.60 (0.60 to 0.60) |")
 
 
 @pytest.mark.parametrize(("made", "said"), [
