@@ -113,11 +113,6 @@ class Cost(NamedTuple):
     d: Any
     e: Any
 
-    @property
-    def at_reference(self) -> float:
-        """The cost of a million parameters after 20 million tokens."""
-        return float(self.factor * 20**self.e)
-
     def at(self, parameters: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Return the costs of models with these parameters and tokens."""
         return np.asarray(self.factor * (tokens / 1e6) ** self.e * (parameters / 1e6) ** -self.d)
@@ -296,18 +291,18 @@ def forms_table(noun: str, errors: Mapping[str, Mapping[str, float]]) -> Table:
 
 
 def costs_table(noun: str, sizes: Sizes, costs: Mapping[str, Cost], form: str, resamples: Resamples) -> Table:
-    """Return a row per format: its cost at a million parameters and 20 million tokens, and its exponents."""
+    """Return a row per format: the factor and the exponents of its cost."""
     rows = []
     for entry, cost in costs.items():
         again = [fit_cost(sizes, mean(sizes.costs[entry][:, seeds]), forms(law)[form]) for seeds, law in resamples]
         row = [f"**{entry}**"]
-        for name, digits in (("at_reference", 4), ("d", 2), ("e", 2)):
+        for name, digits in (("factor", 4), ("d", 2), ("e", 2)):
             low, high = ends([getattr(one, name) for one in again])
             interval_of = f" ({number(low, digits)} to {number(high, digits)})" * (low == low)
             row.append(number(getattr(cost, name), digits) + interval_of)
         rows.append(row)
-    note = f"The form with the least errors, {form}, in nats per token, of N and D in millions; 95 % intervals."
-    head = [Column("cost at N = 1, D = 20"), Column("d"), Column("e")]
+    note = f"The form with the least errors, {form}: k is the cost at N = 1 and D = 1, in millions; 95 % intervals."
+    head = [Column("k"), Column("d"), Column("e")]
     return Table([words(noun), *head], rows, note)
 
 
