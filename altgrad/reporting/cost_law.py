@@ -325,8 +325,8 @@ def shares_table(noun: str, baseline: str, sizes: Sizes, law: Law, shares: Share
 def cost_figure(metric: PrimaryMetric, sizes: Sizes, fitted: Mapping[str, Cost]) -> Figure:
     """Return the figure, a panel per format: mean cost with its interval by tokens per parameter, a mark per model.
 
-    A line of each size is the fitted cost, or joins the means where none is fitted. Where no two models have the same
-    size, one line joins all.
+    A line of each size is the fitted cost, from its first completed model to its last, or joins the means where none is
+    fitted. Where no two models have the same size, one line joins all.
     """
     alike, rank = np.unique(sizes.parameters, return_inverse=True)
     apart = len(alike) == len(rank)
@@ -338,7 +338,9 @@ def cost_figure(metric: PrimaryMetric, sizes: Sizes, fitted: Mapping[str, Cost])
     for axes, (entry, costs) in zip(shown, sizes.costs.items(), strict=True):
         axes.axhline(0, color="black", linewidth=0.9)
         points = np.array([interval(of_model) for of_model in costs])
-        for models in lines:
+        for models in (line[np.isfinite(points[line, 0])] for line in lines):
+            if not len(models):
+                continue
             n, d, y = sizes.parameters[models], sizes.tokens[models], points[models, 0]
             if entry in fitted:
                 n, d = (n, d) if apart else (n[:1], np.geomspace(d.min(), d.max(), 40))
