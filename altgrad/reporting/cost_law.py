@@ -9,6 +9,7 @@ of costs that it predicts for a size that it was not fitted to.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -292,14 +293,13 @@ def forms_table(noun: str, errors: Mapping[str, Mapping[str, float]]) -> Table:
 
 def costs_table(noun: str, sizes: Sizes, costs: Mapping[str, Cost], form: str, resamples: Resamples) -> Table:
     """Return a row per format: the factor and the exponents of its cost."""
-    rows = []
+    rows, of_two = [], partial(number, digits=2)
     for entry, cost in costs.items():
         again = [fit_cost(sizes, mean(sizes.costs[entry][:, seeds]), forms(law)[form]) for seeds, law in resamples]
         row = [f"**{entry}**"]
-        for name, digits in (("factor", 4), ("d", 2), ("e", 2)):
+        for name, text in (("factor", significant), ("d", of_two), ("e", of_two)):
             low, high = ends([getattr(one, name) for one in again])
-            interval_of = f" ({number(low, digits)} to {number(high, digits)})" * (low == low)
-            row.append(number(getattr(cost, name), digits) + interval_of)
+            row.append(text(getattr(cost, name)) + f" ({text(low)} to {text(high)})" * (low == low))
         rows.append(row)
     note = f"The form with the least errors, {form}: k is the cost at N = 1 and D = 1, in millions; 95 % intervals."
     head = [Column("k"), Column("d"), Column("e")]

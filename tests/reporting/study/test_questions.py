@@ -124,8 +124,8 @@ def test_a_page_on_several_sizes_has_the_law_of_their_runs(tmp_path):
     assert np.isnan(found.costs["E3M4"][0, 3:]).all() and np.isfinite(found.costs["E3M4"][1:]).all()
     page = write_pages(study, [])[0].read_text()
     ((k, d, e),) = re.findall(r"\| \*\*E3M4\*\* \| (0\.\d+) .*?\| (0\.\d+) .*?\| (0\.\d+) ", page)
-    assert (float(k), float(d), float(e)) == pytest.approx((0.01, 0.7, 0.7), abs=1e-3)
-    assert "tokens per parameter, in nats" in page and (study / "figures/a-law.png").exists()
+    assert (float(k), float(d), float(e)) == pytest.approx((0.01 / 20**0.7, 0.7, 0.7), rel=3e-3)
+    assert "tokens per parameter: k is the cost" in page and (study / "figures/a-law.png").exists()
 
 
 def test_a_law_of_an_experiment_that_is_not_there_is_refused(tmp_path):
