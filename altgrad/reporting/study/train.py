@@ -37,19 +37,18 @@ def train_missing(question: Question, runs: RunTable, study: Path, jobs: int | N
     besides = {name: question.besides(name) for name in question.runs}
     # The weights of an experiment's one run may be kept, in data/weights, for others to start from.
     weights = {name: root / KEPT / name / WEIGHTS for name in question.runs if besides[name].get("keep")}
-    missing = {name for name in question.runs if _lacks(params[name], name, runs, study)}
-    if missing:
+    seeds = {name: _lacking(params[name], name, runs, study) for name in question.runs}
+    if any(seeds.values()):
         if git(root, "status", "--porcelain", "altgrad", "stages", "dvc.yaml", "params.yaml"):
             raise UserError(
                 "the code or params.yaml differs from the last commit, which new rows of the study would name: commit"
             )
-        missing |= {name for name, path in weights.items() if not path.is_file()}
-    for name in question.runs:
-        if name not in missing:
-            continue
+        seeds |= {name: params[name]["grid"]["seeds"] for name, path in weights.items() if not path.is_file()}
+    for name in filter(seeds.get, question.runs):
         print(f"{question.name}: training {name}", flush=True)
         folder = _checkout(root, name)
-        write_text(folder / "params.yaml", json.dumps(params[name]))  # JSON is YAML
+        grid = params[name]["grid"] | {"seeds": seeds[name]}
+        write_text(folder / "params.yaml", json.dumps(params[name] | {"grid": grid}))  # JSON is YAML
         for ignored in (KEPT, TEXTS):  # by git
             if (root / ignored).is_dir():
                 shutil.copytree(root / ignored, folder / ignored, dirs_exist_ok=True)
@@ -67,8 +66,11 @@ def train_missing(question: Question, runs: RunTable, study: Path, jobs: int | N
     return runs
 
 
-def _lacks(params: dict[str, Any], name: str, runs: RunTable, study: Path) -> bool:
-    """Whether a run of the experiment's grid has no row. Raises :class:`UserError` for settings that are refused."""
+def _lacking(params: dict[str, Any], name: str, runs: RunTable, study: Path) -> list[int]:
+    """Return the seeds of the experiment's grid of which a run has no row.
+
+    Raises :class:`UserError` for settings that are refused.
+    """
     place = study / "results" / f".{name}.yaml"
     write_text(place, json.dumps(params))
     try:
@@ -79,8 +81,10 @@ def _lacks(params: dict[str, Any], name: str, runs: RunTable, study: Path) -> bo
         cells = list(Resolver(settings, f"{name} (with params.yaml)").cells())
     finally:
         place.unlink()
-    wanted = {(name, cell.format, cell.optimizer, cell.seed, float(cell.lr_scale)) for cell in cells}
-    return bool(wanted - set(runs.of_experiment(name)[KEY].itertuples(index=False, name=None)))
+    there = set(runs.of_experiment(name)[KEY].itertuples(index=False, name=None))
+    wanted = {(name, cell.format, cell.optimizer, cell.seed, float(cell.lr_scale)): cell.seed for cell in cells}
+    lacking = {seed for key, seed in wanted.items() if key not in there}
+    return [seed for seed in settings.grid.seeds if seed in lacking]
 
 
 def _checkout(root: Path, name: str) -> Path:

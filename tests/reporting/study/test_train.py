@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -122,6 +123,20 @@ def test_rows_name_the_commit_and_how_runs_ended(root, monkeypatch):
     assert (root / "params.yaml").read_bytes() == before and not (root / "scratch/study/one").exists()
     monkeypatch.setattr(train, "_run", lambda *_: pytest.fail("trained again"))
     trained(root)
+
+
+def test_only_seeds_that_lack_a_row_are_trained(root, monkeypatch):
+    study = root / "reports/study"
+    write_question(study, {"one": {"grid": GRID | {"formats": ["E3M4", "bf16"], "seeds": [0, 1, 2]}}})
+    made = rows({("one", "E3M4", "adamw"): np.array([3.0, np.nan]), ("one", "bf16", "adamw"): np.array([3.0])})
+    made.to_csv(study / "results/runs.csv", index=False)
+    asked = []
+
+    def note(arguments: list[str], folder: Path, name: str) -> None:
+        asked.append(json.loads((folder / "params.yaml").read_text())["grid"]["seeds"])
+
+    monkeypatch.setattr(train, "_run", note)
+    assert len(trained(root).table) == 3 and asked == [[1, 2]]
 
 
 def test_an_experiment_has_one_model(root):
