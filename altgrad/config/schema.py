@@ -5,7 +5,7 @@ enough to catch a slip of the keyboard before hours of training. `altgrad.config
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
@@ -148,11 +148,18 @@ def learning_rate(
     return peak * (final + (1 - final) * left)
 
 
+def schedule_of(train: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `learning_rate` besides ``step`` and ``peak``, from the settings ``train`` of a cell."""
+    names = {"steps": "steps", "warmup": "warmup", "final": "final_lr"}
+    # Cells that were resolved before there was a cooldown have none.
+    return {argument: train[name] for argument, name in names.items()} | {"cooldown": train.get("cooldown")}
+
+
 def kept_by_decay(decay: float, **schedule: Any) -> float:
     """Return the share of a weight that is left after a run in which only decay acts on it.
 
     ``decay`` is the share that a step at the peak learning rate takes away, an arm's ``decay`` or ``plain_decay``.
-    ``schedule``: ``steps`` and the other settings of `learning_rate`, without ``peak``.
+    ``schedule``: as of `schedule_of`.
     """
     shape = (learning_rate(step, peak=1.0, **schedule) for step in range(1, schedule["steps"] + 1))
     return math.prod(1 - decay * share for share in shape)

@@ -17,7 +17,7 @@ import pandas as pd
 
 from altgrad.common.errors import UserError
 from altgrad.config.arms import Arm
-from altgrad.config.schema import kept_by_decay
+from altgrad.config.schema import kept_by_decay, schedule_of
 from altgrad.config.tasks import FEWEST, ComparedOn
 from altgrad.reporting import optimizer_roles as roles
 from altgrad.reporting.compare import Comparison
@@ -257,10 +257,7 @@ def _decay(study: Study) -> Met:
     kept: dict[str, set[str]] = {}
     left = cache(kept_by_decay)  # hundreds of cells have a few schedules
     for cell in study.resolved.values():
-        train = cell["train"]
-        schedule = {"steps": train["steps"], "warmup": train["warmup"], "final": train["final_lr"]}
-        schedule["cooldown"] = train.get("cooldown")
-        shares = [100 * left(share, **schedule) for share in _shares(cell)]
+        shares = [100 * left(share, **schedule_of(cell["train"])) for share in _shares(cell)]
         text = f"{shares[0]:.3g} % of a linear layer, {shares[1]:.3g} % of an embedding"
         kept.setdefault(text, set()).add(cell["optimizer"])
     if len(kept) == 1:

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from altgrad.common.console import handled
 from altgrad.config import Cell
-from altgrad.config.schema import learning_rate
+from altgrad.config.schema import learning_rate, schedule_of
 from altgrad.data.batches import Task
 from altgrad.model import requantize_model
 from altgrad.model.from_cell import recipe_of
@@ -166,9 +166,7 @@ class Trainer:
         if self.switches.when(step, overflow=largest_overflow(rows)):
             self._change()
         began = time.perf_counter()
-        rate = partial(
-            learning_rate, step, steps=train.steps, warmup=train.warmup, final=train.final_lr, cooldown=train.cooldown
-        )
+        rate = partial(learning_rate, step, **schedule_of(vars(train)))
         lr = rate(peak=self.cell.peak_lr)
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
             group["lr"] = rate(peak=peak)
