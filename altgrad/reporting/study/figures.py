@@ -59,13 +59,13 @@ def draw_forest(answers: Sequence[Answer], folder: Path) -> str | None:
         axes.axvspan(-SMALLEST_EFFECT, SMALLEST_EFFECT, color="#dddddd", linewidth=0)
         axes.axvline(0, color="black", linewidth=0.8)
         for y, (_, result) in enumerate(rows):
-            mean, look = result.difference.mean, {"marker": "o", "markersize": 4}
+            mean, look = result.difference.mean, {"marker": "o", "markersize": 4, "linewidth": 1.1}
             color = (LOW if mean < 0 else HIGH) if result.significant else OPEN
-            axes.errorbar(mean, y, xerr=result.difference.half_width, color=color, linewidth=1.1, **look)
-            axes.plot(mean, y, color=color, markerfacecolor=color if result.significant else "white", **look)
+            look |= {"color": color, "markerfacecolor": color if result.significant else "white"}
+            axes.errorbar(mean, y, xerr=result.difference.half_width, **look)
         axes.set_yticks(range(len(rows)), [label for label, _ in rows], fontsize=7)
         axes.set_ylim(len(rows) - 0.5, -0.5)
-        axes.set(xlabel="Δ loss: method − reference (nats per token); below zero is better; grey: not significant")
+        axes.set(xlabel="Δ loss: method − reference (nats per token)\nbelow zero is better; grey: not significant")
         save(figure, folder, name)
     return f"{name}.png"
 
