@@ -9,7 +9,7 @@ of costs that it predicts for a size that it was not fitted to.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,12 +87,11 @@ def fit(sizes: Sizes, losses: np.ndarray) -> Law | None:
     For each pair of exponents, the other three are a linear least-squares problem. The pair is the best of a grid
     (`EXPONENTS` squared), which is then made finer around it twice. A pair at the end of `EXPONENTS` is no minimum.
     """
-    n, d = sizes.parameters / sizes.parameters[0], sizes.tokens / sizes.tokens.min()
+    n, d = tuple(sizes.parameters / sizes.parameters[0]), tuple(sizes.tokens / sizes.tokens.min())
     around, width = [EXPONENTS, EXPONENTS], EXPONENTS[1] - EXPONENTS[0]
     for _ in range(3):
-        a, b = (grid.ravel() for grid in np.meshgrid(*around))
-        columns = np.stack([np.ones((len(a), len(n))), n ** -a[:, None], d ** -b[:, None]], axis=-1)
-        solved = np.linalg.pinv(columns) @ losses
+        a, b, columns, inverse = _columns(n, d, *map(tuple, around))
+        solved = inverse @ losses
         errors = (((columns @ solved[..., None])[..., 0] - losses) ** 2).mean(axis=1)
         errors[(solved[:, 1:] <= 0).any(axis=1)] = np.inf
         best = int(errors.argmin())
@@ -102,6 +101,14 @@ def fit(sizes: Sizes, losses: np.ndarray) -> Law | None:
         width /= 5
     least, size, length = solved[best] * [1, sizes.parameters[0] ** a[best], sizes.tokens.min() ** b[best]]
     return Law(least, size, a[best], length, b[best], float(np.sqrt(errors[best])))
+
+
+@lru_cache(maxsize=8)  # all resamples of the seeds begin with the same grid, whose inverse takes most of the time
+def _columns(n: tuple[float, ...], d: tuple[float, ...], *around: tuple[float, ...]) -> tuple[np.ndarray, ...]:
+    """Return the pairs of exponents, a and b, with the columns 1, n^-a and d^-b of each pair and their inverse."""
+    a, b = (grid.ravel() for grid in np.meshgrid(*around))
+    columns = np.stack([np.ones((len(a), len(n))), n ** -a[:, None], d ** -b[:, None]], axis=-1)
+    return a, b, columns, np.linalg.pinv(columns)
 
 
 class Cost(NamedTuple):
