@@ -150,9 +150,8 @@ def learning_rate(
 
 def schedule_of(train: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of `learning_rate` besides ``step`` and ``peak``, from the settings ``train`` of a cell."""
-    names = {"steps": "steps", "warmup": "warmup", "final": "final_lr"}
-    # Cells that were resolved before there was a cooldown have none.
-    return {argument: train[name] for argument, name in names.items()} | {"cooldown": train.get("cooldown")}
+    cooldown = train.get("cooldown")  # a cell that was resolved before there was one has none
+    return {"steps": train["steps"], "warmup": train["warmup"], "final": train["final_lr"], "cooldown": cooldown}
 
 
 def kept_by_decay(decay: float, **schedule: Any) -> float:
