@@ -277,7 +277,7 @@ def measured_table(metric: PrimaryMetric, baseline: str, sizes: Sizes) -> Table:
         size = [integer(n), significant(d / 1e6), significant(d / n, 2), number(mean(sizes.losses)[i], 4)]
         rows.append([name, *size, *(number(cost, 4) for cost in costs)])
     note = f"Of each {metric.entry}: its {metric.full} minus that of {baseline}, paired by seed, mean over seeds."
-    note += f" {NONE}: no run completed." * any(NONE in row for row in rows)
+    note += f" {NONE}: no completed run." * any(NONE in row for row in rows)
     heads = ["parameters", "M tokens", "tokens per parameter", f"{metric.noun} of {baseline}", *sizes.costs]
     return Table([words("model"), *map(Column, heads)], rows, note)
 

@@ -97,8 +97,8 @@ def page(question: Question, answers: Sequence[Answer], runs: RunTable, figure: 
     )  # fmt: skip
     law = None
     if question.law:
-        formats = question.settings(question.law[0])["grid"]["formats"]
-        law = law_of(question.law, formats, runs, study / "figures", f"{question.name}-law")
+        formats = {name: question.settings(name)["grid"]["formats"] for name in question.law}
+        law = law_of(formats, runs, study / "figures", f"{question.name}-law")
     parts = [
         f"# {question.question}", " ".join(question.answer.split()), f"![{alt}]({figure})" if figure else None,
         *(" ".join(paragraph.split()) for paragraph in question.why), law,

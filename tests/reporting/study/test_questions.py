@@ -106,7 +106,7 @@ def test_hypotheses_of_one_family_are_judged_together(tmp_path):
 
 
 def test_a_page_on_several_sizes_has_the_law_of_their_runs(tmp_path):
-    """The costs of the page's figure are differences of rows; a size with fewer seeds keeps its place."""
+    """The costs of the page's figure are differences of rows; a size with fewer seeds or formats keeps its place."""
     sizes = {"a": (6e4, 3e5), "b": (6e4, 1.2e6), "c": (1.7e5, 2e5), "d": (1.7e5, 3.4e6), "e": (5e5, 5e5),
              "f": (5e5, 2.7e6)}  # fmt: skip
     chance, losses = np.random.default_rng(1), {}
@@ -114,17 +114,21 @@ def test_a_page_on_several_sizes_has_the_law_of_their_runs(tmp_path):
         base = 1.7 + 40 / n**0.34 + 60 / d**0.31 + chance.normal(0, 1e-3, 5)
         losses[name, "bf16", "adamw"] = base
         losses[name, "E3M4", "adamw"] = base[: 3 if name == "a" else 5] + 1e-2 * (d / n / 20) ** 0.7
+    losses["d", "E4M3", "adamw"] = losses["d", "bf16", "adamw"] + 0.25
+    formats = {name: ["bf16", "E3M4", *["E4M3"] * (name == "d")] for name in sizes}
     table = rows(losses)
     table[["parameters", "tokens"]] = [[int(value) for value in sizes[name]] for name in table["experiment"]]
-    content = {"runs": {name: {"grid": {"formats": ["bf16", "E3M4"]}} for name in sizes}, "law": list(sizes)}
+    content = {"runs": {name: {"grid": {"formats": of_one}} for name, of_one in formats.items()}, "law": list(sizes)}
     study = write_study(tmp_path, table, a=content)
-    found = sizes_of(list(sizes), ["bf16", "E3M4"], RunTable.read(study / "results"))
+    found = sizes_of(formats, RunTable.read(study / "results"))
     assert list(zip(found.parameters, found.tokens, strict=True)) == sorted(sizes.values())
     assert found.models == ["0.06 M", "0.06 M", "0.17 M", "0.17 M", "0.5 M", "0.5 M"]
     assert np.isnan(found.costs["E3M4"][0, 3:]).all() and np.isfinite(found.costs["E3M4"][1:]).all()
+    np.testing.assert_allclose(found.costs["E4M3"][:, 0], [np.nan] * 3 + [0.25] + [np.nan] * 2)
     page = write_pages(study, [])[0].read_text()
     ((k, d, e),) = re.findall(r"\| \*\*E3M4\*\* \| (0\.\d+) .*?\| (0\.\d+) .*?\| (0\.\d+) ", page)
     assert (float(k), float(d), float(e)) == pytest.approx((0.01 / 20**0.7, 0.7, 0.7), rel=3e-3)
+    assert re.search(r"\| 0\.17 M \| 170.000 \| 3\.4 \|.*\| 0\.2500 \|", page)
     assert "tokens per parameter: k is the cost" in page and (study / "figures/a-law.png").exists()
 
 
@@ -142,7 +146,7 @@ def test_a_law_that_the_runs_cannot_have_is_refused(tmp_path, formats, optimizer
     losses = {("one", fmt, optimizer): 3.5 + SEEDS for fmt in ("bf16", "E3M4") for optimizer in optimizers}
     runs = RunTable.read(write_study(tmp_path, rows(losses)) / "results")
     with pytest.raises(UserError, match=words):
-        sizes_of(["one"], formats, runs)
+        sizes_of({"one": formats}, runs)
 
 
 def test_settings_are_those_of_the_experiment_it_is_like_with_its_own():
