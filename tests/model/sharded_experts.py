@@ -1,4 +1,4 @@
-"""What the processes of tests/model/test_experts.py do together."""
+"""What the processes of tests/model/test_mixtures.py do together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch.distributed.fsdp import fully_shard
 
 from altgrad.model import quantize_model
 from altgrad.optim import Arm, build_optimizer
-from tests.model.test_experts import IDS, RECIPES, model
+from tests.model.test_experts import RECIPES
+from tests.model.test_mixtures import IDS, model
 
 
 def steps_are_those_of_one_process(rank: int, folder: Path, way: str) -> None:
