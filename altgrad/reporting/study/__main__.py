@@ -10,7 +10,7 @@ from altgrad.common.errors import UserError, did_you_mean, run_stage
 from altgrad.common.files import write_text
 from altgrad.reporting.load import PrimaryMetric
 from altgrad.reporting.markdown import NONE, Column, Table, escaped, listed, number, significant, words
-from altgrad.reporting.statistics import SMALLEST_EFFECT
+from altgrad.reporting.statistics import SMALLEST_EFFECT, UNTESTED
 from altgrad.reporting.study.figures import costs, draw_costs, draw_curve, draw_forest
 from altgrad.reporting.study.law import law_of
 from altgrad.reporting.study.questions import NATS, Answer, ContrastResult, Question, answered, read_questions
@@ -33,12 +33,13 @@ RULE = (
     "effect that the same seeds would have found nine times in ten."
 )
 UNITS = (
-    " *Nats* are the unit of a loss, per label for a classifier. *F1* is of test documents, and positive is better. A "
-    "*ratio* is a cost in F1 minus a cost in loss, each divided by the unit that the hypothesis states."
+    " *Nats* are the unit of a loss, per label for a classifier. The unit *F1* is that of test documents, and positive "
+    "is better. A *ratio* is a cost in F1 minus a cost in loss, each divided by the unit that the hypothesis states."
 )
 KEY = (
     "For a hypothesis with several comparisons, the row shows the one with the smallest p, and how many of them are "
-    "significant. *Registered* names the first commit in git's history that states the hypothesis."
+    "significant; without a test, the largest difference, and how many are as predicted. *Registered* names the first "
+    "commit in git's history that states the hypothesis."
 )
 
 
@@ -160,8 +161,11 @@ def _hypothesis_row(answer: Answer, columns: int) -> list[str]:
     if first is None:
         numbers[RESULT] = hypothesis.status if hypothesis.status != "tested" else hypothesis.result or NOTHING
     elif (count := len(answer.comparisons)) > 1:
-        significant_of = sum(one.result is not None and one.result.significant for one in answer.comparisons)
-        numbers[RESULT] = f"{significant_of} of {count} significant"
+        if first[1].outcome not in UNTESTED:
+            significant_of = sum(one.result is not None and one.result.significant for one in answer.comparisons)
+            numbers[RESULT] = f"{significant_of} of {count} significant"
+        elif answer.as_expected is not None:
+            numbers[RESULT] = f"{sum(one.as_expected is True for one in answer.comparisons)} of {count} as predicted"
     expected = {True: "yes", False: "no", None: NONE}[answer.as_expected]
     return [answer.name, hypothesis.says, *numbers, expected, registered]
 

@@ -48,6 +48,16 @@ def test_a_page_says_what_came_and_what_was_expected(tmp_path):
     assert row.startswith("| X1 | It gains. | −0.1000 | 1 of 2 significant |") and " | no | not checked |" in row
 
 
+@pytest.mark.parametrize(("expected", "cell"), [
+    ({"E3M4": "-0.2 to -0.05", "E4M3": "0.1 to 0.2"}, "1 of 2 as predicted"), (None, "n &lt; 5, no test"),
+])  # fmt: skip
+def test_a_family_with_too_few_seeds_for_a_test_has_no_number_of_significant_results(tmp_path, expected, cell):
+    table = rows({run: losses[:3] for run, losses in LOSSES.items()})
+    study = write_study(tmp_path, table, a={"hypotheses": {"X1": X1 | {"expected": expected}}})
+    row = next(line for line in write_pages(study, [])[-1].read_text().splitlines() if line.startswith("| X1 "))
+    assert row.startswith(f"| X1 | It gains. | −0.0997 | {cell} |")
+
+
 def test_pages_are_the_same_bytes_again(tmp_path):
     study = made(tmp_path)
     written = [path.read_bytes() for path in write_pages(study, [])]
