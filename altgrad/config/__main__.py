@@ -20,8 +20,8 @@ from altgrad.config.recipe import PUBLISHED
 from altgrad.config.resolve import Override
 
 FOLDER = Path(__file__).with_name("settings")
-COMMAND = "python -m altgrad.config --reference"
-MADE_BY = f"`{COMMAND}` writes this page from the declarations in `altgrad/config`."
+COMMAND = "python -m altgrad.config --reference altgrad/config/settings"
+MADE_BY = f"`{COMMAND}` writes this page."
 WORDS = {"integer": "whole number", "boolean": "`true` or `false`", "string": "text", "null": "none"}
 LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
 

@@ -127,7 +127,7 @@ class Model(Settings):
 
 
 class ModelFrom(Settings):
-    """A GPT that starts from weights in GPT-2's published layout, whose config.json says its size."""
+    """A GPT that starts from published weights (GPT-2, nanoGPT, Llama, Qwen 3), whose config.json says its size."""
 
     model_config = ConfigDict(serialize_by_alias=True)  # `from` is a keyword in Python
 

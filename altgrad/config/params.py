@@ -173,7 +173,7 @@ class Params(Settings):
     model: str = Field(description="the model to train, by name from models")
     models: dict[str, Preset] = Field(description="models beside the presets, or other settings of a preset")
     start: str | None = Field(
-        None, min_length=1, description="folder of weights to begin with, a run's or in GPT-2's published layout; a "
+        None, min_length=1, description="folder of weights to begin with, a run's or published ones; a "
         "classifier has a new head"
     )  # fmt: skip
     lora: Lora | None = Field(None, description="train adapters of frozen weights, with start; none: all weights")

@@ -116,7 +116,7 @@ class Train(Settings):
         "threads, and a share of every micro-batch"
     )  # fmt: skip
     compile: Literal["auto", "on", "off"] = Field(
-        "auto", description="torch.compile; auto: from 100 steps on, where there is a C++ compiler"
+        "auto", description="torch.compile, but not with lora; auto: from 100 steps on, where there is a C++ compiler"
     )
     divergence: Divergence = Field(Divergence(), description="when a run counts as diverged")
 

@@ -13,7 +13,7 @@ from altgrad.config.state import Moment, State
 
 def test_the_pages_are_those_of_todays_declarations(tmp_path):
     kept = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.md")}
-    assert kept == pages(), f"run `{COMMAND} altgrad/config/settings`"
+    assert kept == pages(), f"run `{COMMAND}`"
     subprocess.run([sys.executable, "-m", "altgrad.config", "--reference", str(tmp_path / "made")], check=True)
     assert {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "made").iterdir()} == kept
     short = {"task", "corpus", "model", "tracking", "start"}
