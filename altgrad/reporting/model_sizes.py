@@ -7,7 +7,8 @@ import numpy as np
 
 from altgrad.reporting import optimizer_roles as roles
 from altgrad.reporting.compare import Comparison
-from altgrad.reporting.cost_law import Sizes, described
+from altgrad.reporting.cost_law import Sizes
+from altgrad.reporting.cost_law_section import described
 from altgrad.reporting.load import COMPLETED, Study
 from altgrad.reporting.markdown import Block
 from altgrad.reporting.summary import certainty, costs_table, gains_table, headline

@@ -17,8 +17,6 @@ from altgrad.reporting.compare import compare
 from altgrad.reporting.cost_law import (
     Cost,
     Sizes,
-    cost_figure,
-    described,
     effective,
     fit,
     fit_cost,
@@ -28,6 +26,7 @@ from altgrad.reporting.cost_law import (
     mean,
     resampled,
 )
+from altgrad.reporting.cost_law_section import cost_figure, described
 from altgrad.reporting.figures import drawing
 from altgrad.reporting.load import COLUMNS, IDENTITY, PrimaryMetric, joined, load_studies
 from altgrad.reporting.markdown import to_markdown
@@ -239,6 +238,20 @@ def test_without_a_law_of_the_loss_costs_have_their_form_and_effective_parameter
     assert {head.strip() for head in heads} == {"constant", "tokens per parameter", "any exponents"}
     row = next(row for row in text.splitlines() if row.startswith("| **E4M3** | 0.02 "))
     assert row.endswith("| 0.60 (0.60 to 0.60) | 0.60 (0.60 to 0.60) |")
+
+
+def test_a_format_that_completed_in_few_models_is_named_and_changes_no_fit(tmp_path):
+    made = sizes(noise=1e-3)
+    some = np.where(np.arange(len(PARAMETERS))[:, None] < 2, np.nan, made.costs["E5M2"])
+    one = {"E4M3": made.costs["E4M3"]}
+    texts = {
+        name: to_markdown(described(made._replace(costs=costs), PrimaryMetric(), "bf16", tmp_path, name))
+        for name, costs in (("both", one | {"E5M2": some}), ("one", one), ("few", {"E5M2": some}))
+    }
+    rows = {name: [row for row in text.splitlines() if row.startswith("| **")] for name, text in texts.items()}
+    assert rows["both"] == rows["one"] and len(rows["one"]) == 3 and rows["few"] == []
+    assert "Not fitted, since too few models completed: E5M2." in texts["both"] and "Not fitted" not in texts["one"]
+    assert "No format completed in enough models for a law of its cost." in texts["few"]
 
 
 @pytest.mark.parametrize(("made", "said"), [

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from altgrad.common.errors import UserError
-from altgrad.reporting.cost_law import Sizes, described
+from altgrad.reporting.cost_law import Sizes
+from altgrad.reporting.cost_law_section import described
 from altgrad.reporting.load import PrimaryMetric
 from altgrad.reporting.markdown import significant, to_markdown
 from altgrad.reporting.study.runs import RunTable, Untrained

@@ -95,7 +95,7 @@ class Question(Settings):
     hypotheses: dict[str, Hypothesis] = Field(default_factory=dict)  # by id
     #: The dtype of gradients by hypothesis; `altgrad.reporting.study.figures.draw_curve` draws these.
     curve: dict[str, Literal["float32", "bf16"]] = Field(default_factory=dict)
-    #: Experiments of several models and lengths: the page has a section by `reporting.cost_law`.
+    #: Experiments of several models and lengths: the page has `reporting.cost_law_section`.
     law: list[str] = Field(default_factory=list)
     why: Texts = Field(default_factory=list)  # paragraphs below the answer
     path: Path  # of its file
